@@ -1,0 +1,266 @@
+/* client_message.h - what programs say to a coordinator, and what it answers.
+ *
+ * A connection carries frames (wire.h): 4 bytes little-endian length, then one
+ * protobuf message of client.proto.  A client sends requests, each with an id
+ * of its choice; the coordinator answers each with a stream of events that ends
+ * with DONE, a result, or one ERROR.  Several requests may be under way on one
+ * connection; closing it cancels them.
+ *
+ *   GENERATE ► [ADMITTED] [PROGRESS]* [TEXT]* (DONE | ERROR)
+ *   LOAD     ► [PROGRESS]* (LOADED | ERROR)
+ *   CANCEL   ► nothing; the cancelled request ends with DONE(cancelled)
+ *   others   ► their result | ERROR
+ *
+ * Thread:  any; plain values.
+ * Memory:  unpack() puts arrays and strings into the arena; pack() borrows.
+ *          Strings are NUL-terminated except struct fl_text, which may hold NUL.
+ * Units:   sizes in bytes, times in ms as double.
+ */
+#ifndef PROTO_CLIENT_MESSAGE_H
+#define PROTO_CLIENT_MESSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/arena.h"
+#include "proto/base/status.h"
+#include "proto/cluster_message.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    FL_CLIENT_VERSION = 1,
+    FL_CLIENT_MESSAGE_MAX = 8 << 20,
+    FL_PROMPT_SIZE_MAX = 4 << 20,
+    FL_STOP_STRING_MAX = 8,
+    FL_STOP_STRING_SIZE_MAX = 256,
+    FL_CHAT_MESSAGE_MAX = 1024,
+};
+
+struct fl_text {
+    const char *data; /* UTF-8 */
+    size_t size;
+};
+
+enum fl_class { FL_CLASS_UNKNOWN, FL_CLASS_COLD, FL_CLASS_PARTIAL, FL_CLASS_WARM };
+const char *fl_class_name(enum fl_class value);   /* "cold" */
+const char *fl_finish_name(enum fl_finish value); /* "stop" */
+
+enum fl_request_kind {
+    FL_REQUEST_GENERATE = 1,
+    FL_REQUEST_CANCEL,
+    FL_REQUEST_TOKENIZE,
+    FL_REQUEST_MODELS,
+    FL_REQUEST_PLAN,
+    FL_REQUEST_LOAD,
+    FL_REQUEST_UNLOAD,
+    FL_REQUEST_STATUS,
+};
+
+struct fl_chat_message {
+    const char *role; /* "system", "user", "assistant" */
+    struct fl_text content;
+};
+
+/* Exactly one of prompt, tokens and messages is given. */
+struct fl_generate {
+    const char *model;
+    struct fl_text prompt; /* data NULL: not given */
+    uint32_t token_count;
+    uint32_t *tokens;
+    uint32_t message_count;
+    struct fl_chat_message *messages; /* rendered with the model's chat template */
+    const char *chat_template;        /* family that overrides the file's; "" for the file's */
+    bool special;                     /* special-token text in the prompt becomes tokens */
+    bool no_bos;
+    bool ignore_end;     /* end-of-generation tokens do not stop (benchmarks) */
+    uint32_t max_tokens; /* 0: what the context has left */
+    struct fl_sampling sampling;
+    uint32_t stop_count;
+    struct fl_text stops[FL_STOP_STRING_MAX];
+};
+
+struct fl_tokenize {
+    const char *model;
+    struct fl_text text;
+    bool special;
+    bool no_bos;
+};
+
+struct fl_client_request {
+    uint32_t version; /* FL_CLIENT_VERSION; another one is refused by name */
+    uint64_t id;      /* the client's; unique among its requests under way */
+    enum fl_request_kind kind;
+    union {
+        struct fl_generate generate;
+        struct {
+            uint64_t id; /* of the request to cancel */
+        } cancel;
+        struct fl_tokenize tokenize;
+        struct {
+            const char *model;
+        } by_model; /* PLAN, LOAD, UNLOAD */
+    } as;
+};
+
+enum fl_event_kind {
+    FL_EVENT_ADMITTED = 1,
+    FL_EVENT_PROGRESS,
+    FL_EVENT_TEXT,
+    FL_EVENT_DONE,
+    FL_EVENT_ERROR,
+    FL_EVENT_TOKENS,
+    FL_EVENT_MODELS,
+    FL_EVENT_PLAN,
+    FL_EVENT_LOADED,
+    FL_EVENT_UNLOADED,
+    FL_EVENT_STATUS,
+};
+
+struct fl_stage_summary {
+    const char *node;
+    uint32_t first_layer;
+    uint32_t last_layer; /* inclusive; a stage has one layer or more */
+    uint64_t shard_bytes;
+    uint64_t kv_bytes;
+    uint64_t memory_budget;
+};
+
+struct fl_token_detail {
+    uint32_t id;
+    float logprob;
+    uint32_t top_count;
+    struct fl_top *top; /* best first */
+};
+
+struct fl_model_summary {
+    const char *name;
+    uint64_t bytes;
+    const char *architecture; /* "" when the file cannot be used: then problem says why */
+    const char *problem;
+    bool loaded;
+};
+
+struct fl_node_summary {
+    const char *name;
+    const char *state; /* "ready", "loading", "lost" */
+    const char *address;
+    const char *isa;
+    uint32_t threads;
+    uint64_t memory_budget;
+    uint64_t memory_used; /* shards and KV of its plans */
+    double heartbeat_ms;  /* round trip; 0 when not yet known */
+};
+
+struct fl_plan_stage_summary {
+    const char *node;
+    uint32_t first_layer;
+    uint32_t last_layer;
+    uint32_t pieces_done;
+    uint32_t pieces_total;
+    uint64_t bytes_done;
+    uint64_t bytes_total;
+};
+
+struct fl_loaded_summary {
+    const char *model;
+    const char *state; /* "loading", "ready" */
+    uint32_t context;
+    uint32_t kv_blocks_total;
+    uint32_t kv_blocks_used; /* reserved by requests and kept conversations */
+    uint32_t sequences_kept; /* conversations whose KV is kept */
+    uint32_t requests_running;
+    uint32_t requests_queued;
+    uint32_t stage_count;
+    struct fl_plan_stage_summary *stages;
+};
+
+struct fl_client_event {
+    uint64_t id; /* of the request */
+    enum fl_event_kind kind;
+    union {
+        struct {
+            enum fl_class class_;
+            uint32_t prompt_tokens;
+            uint32_t cached_tokens; /* of the prompt, already in the KV cache */
+            uint32_t stage_count;
+            struct fl_stage_summary *stages;
+        } admitted;
+        struct {
+            const char *phase; /* "queue", "load" */
+            const char *cause; /* why a request waits, "" when it does not */
+            uint64_t bytes_done;
+            uint64_t bytes_total;
+        } progress;
+        struct {
+            struct fl_text text; /* whole UTF-8 characters; may be empty */
+            uint32_t token_count;
+            struct fl_token_detail *tokens; /* the tokens since the last TEXT */
+        } text;
+        struct {
+            enum fl_finish finish;
+            enum fl_class class_;
+            uint32_t prompt_tokens;
+            uint32_t cached_tokens;
+            uint32_t output_tokens; /* end-of-generation token not counted */
+            double ttft_ms;         /* request's arrival to first token leaving; 0: no token */
+            double decode_tok_s;    /* 0 with fewer than two tokens */
+            uint32_t stage_count;
+            struct fl_stage_summary *stages;
+            uint32_t logit_count;
+            struct fl_top *logits; /* raw, of the prompt's last position, when asked for */
+        } done;
+        struct {
+            uint32_t code; /* fl_status */
+            const char *text;
+            uint32_t retry_ms; /* 0: retrying will not help */
+        } error;
+        struct {
+            uint32_t count;
+            uint32_t *ids;
+        } tokens;
+        struct {
+            uint32_t count;
+            struct fl_model_summary *models;
+        } models;
+        struct {
+            const char *model;
+            uint64_t total_bytes;
+            uint32_t context;
+            uint32_t kv_positions; /* that fit on the least stage */
+            uint32_t stage_count;
+            struct fl_stage_summary *stages;
+            const char *note; /* nodes left out and why; may be "" */
+        } plan;
+        struct {
+            const char *version; /* of the coordinator's build */
+            double uptime_s;
+            uint32_t node_count;
+            struct fl_node_summary *nodes;
+            uint32_t loaded_count;
+            struct fl_loaded_summary *loaded;
+        } status;
+        /* LOADED and UNLOADED carry nothing more. */
+    } as;
+};
+
+/* As fl_cluster_message_pack() and _unpack() do, with client.proto. */
+FL_MUST_CHECK fl_status fl_client_request_pack(const struct fl_client_request *request,
+                                               struct fl_arena *scratch, void *out, size_t size,
+                                               size_t *out_size);
+FL_MUST_CHECK fl_status fl_client_request_unpack(const void *data, size_t size,
+                                                 struct fl_arena *arena,
+                                                 struct fl_client_request *out);
+FL_MUST_CHECK fl_status fl_client_event_pack(const struct fl_client_event *event,
+                                             struct fl_arena *scratch, void *out, size_t size,
+                                             size_t *out_size);
+FL_MUST_CHECK fl_status fl_client_event_unpack(const void *data, size_t size,
+                                               struct fl_arena *arena, struct fl_client_event *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
