@@ -2,7 +2,7 @@
  *
  * ref.c says what is right: plain scalar loops in the canonical order of
  * accumulation.  Every CPU backend equals it to the last bit, for any number
- * of rows at once and any number of threads (docs/decisions/numbers.md).
+ * of rows at once and any number of threads (docs/decisions/0002-numbers.md).
  *
  * An operation queues its work on `stream` and returns; it neither allocates
  * nor fails (a device that can fail says so when it is next waited for).  On
