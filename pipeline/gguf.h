@@ -92,6 +92,7 @@ const struct gguf_tensor *gguf_tensor_find(const struct gguf *gguf, const char *
  * another kind or out of range.  Integers are read from any integer type that holds the value;
  * floats from FLOAT32 and FLOAT64 and integers. */
 bool gguf_has(const struct gguf *gguf, const char *key);
+bool gguf_is_array(const struct gguf *gguf, const char *key);
 FL_MUST_CHECK fl_status gguf_get_uint(const struct gguf *gguf, const char *key, uint64_t max,
                                       uint64_t *out);
 FL_MUST_CHECK fl_status gguf_get_float(const struct gguf *gguf, const char *key, float *out);

@@ -139,6 +139,13 @@ struct fl_manifest {
     struct fl_piece *pieces; /* [piece_count], in order of use */
 };
 
+/* GGUF's name of a role, without "blk.N." and ".weight"; "unknown" for a number this build lacks. */
+const char *fl_tensor_role_name(enum fl_tensor_role role);
+
+/* Rows and columns a tensor must have in `layer` (0 for EMBED and HEAD), by a checked shape. */
+void fl_tensor_dimensions(const struct fl_model_shape *shape, enum fl_tensor_role role,
+                          uint32_t layer, uint32_t *out_rows, uint32_t *out_columns);
+
 /* Bytes of a piece in the file. */
 uint64_t fl_piece_size(const struct fl_piece *piece);
 
@@ -146,8 +153,9 @@ uint64_t fl_piece_size(const struct fl_piece *piece);
  * FL_MALFORMED, with a sentence that names the field, its value and what would be right. */
 FL_MUST_CHECK fl_status fl_model_shape_check(const struct fl_model_shape *shape);
 
-/* Check a manifest from outside: its shape, and every tensor's role (at home in its piece's kind,
- * once, none missing), type, dimensions (as the shape says), size and place inside its file. */
+/* Check a manifest from outside: its shape, the order of its pieces (whole layers without a gap, of
+ * the model or of one stage), and every tensor's role (at home in its piece's kind, once, none
+ * missing), type, dimensions (as the shape says), size and place inside its file. */
 FL_MUST_CHECK fl_status fl_manifest_check(const struct fl_manifest *manifest);
 
 #ifdef __cplusplus
