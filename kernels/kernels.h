@@ -35,6 +35,9 @@ enum {
     ATTENTION_LANES = 16,    /* partial sums of a dot product and of a softmax */
 };
 
+/* A block whose largest magnitude is below this counts as zero: 127 / amax would overflow. */
+#define Q8_AMAX_MIN 0x1p-119f
+
 /* Activations quantised to 8 bits: per block of 32, q = round_even(x * (127 / amax)), scale = amax / 127.
  * K is a multiple of 32.  sums holds the integer sums of each half block of 16. */
 struct q8_rows {

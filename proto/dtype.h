@@ -5,7 +5,7 @@
  *
  * Thread:  any; the table is constant.
  * Units:   sizes in bytes.
- * Source:  ggml/docs/gguf.md, "ggml_type"; block layouts in kernels/dequantize.h.
+ * Source:  ggml/docs/gguf.md, "ggml_type"; block layouts in kernels/matrix_block.h.
  */
 #ifndef PROTO_DTYPE_H
 #define PROTO_DTYPE_H
