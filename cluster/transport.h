@@ -26,6 +26,7 @@
 
 #include "proto/base/status.h"
 #include "proto/cluster_message.h"
+#include "proto/handshake.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -82,7 +83,12 @@ struct transport_ops {
     /* End a link after what was queued has left, or after a short while; closed() follows. */
     void (*close_link)(struct transport *transport, transport_link link);
 
-    /* Do what can be done without waiting; returns how many things happened. */
+    /* End a link at once and give up what was queued; closed() follows with the next progress().
+     * For peers that are believed dead, or that broke the rules. */
+    void (*drop_link)(struct transport *transport, transport_link link);
+
+    /* Do what can be done without waiting; returns how many things happened.  Also keeps the
+     * transport's own deadlines, so call it at least once a second; not from within an event. */
     unsigned (*progress)(struct transport *transport);
 
     /* Readable when something happened since arm() said FL_OK.  FL_AGAIN: progress() first. */
@@ -92,11 +98,16 @@ struct transport_ops {
     void (*close)(struct transport *transport);
 };
 
-/* UCX over TCP, shared memory or RDMA, whatever UCX_TLS allows.
+/* UCX over TCP, or over what the environment's UCX_TLS names.
  * `listen`: "host:port" (port 0: any), or NULL for none: then the address is the worker's, for
- * exchange over MPI.  FL_INVALID for a host that does not resolve, FL_BUSY for a port in use. */
+ * exchange over MPI.  The address reported is the one bound, in figures; bound to 0.0.0.0 it is of
+ * no use to others (see fl_network_source_toward).  What listens on loopback reaches loopback only.
+ * IPv4 only: of a host that has both kinds of address the IPv4 ones are used.
+ * FL_INVALID for a host that does not resolve, FL_BUSY for a port in use. */
 struct transport_ucx_config {
     const char *listen;
+    enum fl_party party;           /* who we say we are; 0: a node */
+    const struct fl_pool_key *key; /* NULL: none; borrowed until close */
 };
 FL_MUST_CHECK fl_status transport_ucx_open(const struct transport_ucx_config *config,
                                            struct transport **out);

@@ -1,0 +1,1341 @@
+/* Messages are UCX active messages.  A *pipe* is a UCX endpoint, a *link* is what our callers see.
+ *
+ *   opener                                  answerer
+ *   KNOCK(token, [worker address]) ──►      makes a link, accepted()
+ *          ◄── GREET(to, token)
+ *   MESSAGE(to, sequence, type) ◄──►
+ *   BYE(to) ──►  ◄── BYE(to)                both have everything; the pipe goes
+ *
+ * By socket address every link has its own pipe.  By worker address (MPI) all links between two
+ * processes share one, because UCX pairs up endpoints that two workers make to each other.
+ *
+ * A message names its link by a random token of the receiver: UCX does not say which socket a
+ * message came in on, so a stranger who speaks UCX must not be able to guess his way into a link
+ * that others have opened.
+ *
+ * Everything is sent eagerly.  Rendezvous would save a copy on RDMA, but it may overtake, and its
+ * size is announced by the peer; whoever sends one here is cut off.
+ */
+#include "cluster/transport.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ucp/api/ucp.h>
+#include <ucs/debug/debug.h>
+#include <ucs/debug/log_def.h>
+
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+#include "proto/network_address.h"
+#include "proto/pool_key.h"
+
+enum {
+    PIPE_MAX = TRANSPORT_LINK_MAX + 64, /* also those that have not knocked, or are closing */
+    QUEUE_COUNT_MAX = 256,              /* messages of one link that have not left */
+    QUEUE_BYTES_MAX = 16 << 20,
+    COPY_CACHE_MAX = 8 << 20, /* bytes of copy buffers kept for the next messages */
+    COPY_CLASSES = 6,
+    PROGRESS_MAX = 64, /* rounds of UCX progress in one call */
+    TEXT_MAX = 256,
+    WIRE_HEADER_SIZE = 16, /* to u64, sequence u32, type u16, header size u16 */
+    KNOCK_SIZE = 16,       /* magic u64, token u64 */
+    GREET_SIZE = 16,       /* to u64, token u64 */
+    BYE_SIZE = 8,          /* to u64 */
+    BLOB_PROCESS_SIZE = 8, /* in front of a worker's address */
+};
+
+enum { AM_MESSAGE = 1, AM_KNOCK = 2, AM_GREET = 3, AM_BYE = 4 };
+
+static const uint64_t knock_magic = UINT64_C(0x316b6e6f6e6b6c66);
+static const uint64_t knock_wait_ns = 5 * FL_NS_PER_S; /* an accepted socket that says nothing */
+static const uint64_t close_wait_ns = 2 * FL_NS_PER_S; /* a goodbye that is not answered */
+static const uint64_t linger_ns = FL_NS_PER_S;         /* our goodbye may still be on its way */
+
+static const size_t copy_class_size[COPY_CLASSES] = {1 << 9,  1 << 12, 1 << 15,
+                                                     1 << 18, 1 << 20, 1 << 22};
+_Static_assert(TRANSPORT_COPY_MAX <= 1 << 22, "the largest copy class holds the largest copy");
+
+struct ucx;
+
+struct pipe {
+    struct ucx *ucx;
+    ucp_ep_h ep;          /* NULL: the slot is free, unless `closing` */
+    void *closing;        /* request of the endpoint's close */
+    bool failed;          /* the error handler ran, or a send failed at once */
+    bool incoming;        /* has not knocked yet */
+    ucs_status_t error;   /* valid when failed */
+    unsigned link_count;  /* links that use it */
+    uint64_t process;     /* worker mode: whose worker; else 0 */
+    uint64_t deadline_ns; /* close it then when no link uses it; 0: never */
+    char peer[TRANSPORT_TEXT_MAX];
+};
+
+enum link_state { LINK_FREE, LINK_OPENING, LINK_OPEN, LINK_CLOSING, LINK_DEAD };
+
+struct send {
+    struct send *next;
+    struct ucx *ucx;
+    transport_link link; /* 0: one of the transport's own */
+    uint64_t cookie;
+    const void *data;
+    size_t size;
+    void *copy; /* owned when not NULL */
+    int copy_class;
+    size_t header_size;
+    unsigned char header[WIRE_HEADER_SIZE + TRANSPORT_HEADER_MAX];
+};
+
+struct send_list {
+    struct send *first;
+    struct send **last;
+};
+
+struct link {
+    enum link_state state;
+    transport_link id;
+    uint64_t token;
+    uint64_t remote_token;
+    struct pipe *pipe; /* NULL when dead */
+    uint32_t sequence_out;
+    uint32_t sequence_in;
+    unsigned queue_count; /* waiting and in flight */
+    size_t queue_bytes;
+    unsigned in_flight;       /* with UCX: their data may not be touched yet */
+    struct send_list waiting; /* until the answerer greets */
+    uint64_t deadline_ns;     /* of a goodbye */
+    fl_status why;            /* of LINK_DEAD and LINK_CLOSING */
+    size_t target_next;       /* the next of the addresses to try */
+    size_t target_count;
+    struct fl_network_socket targets[FL_NETWORK_RESOLVED_MAX];
+    char peer[TRANSPORT_TEXT_MAX];
+    char text[TEXT_MAX];
+};
+
+struct ucx {
+    struct transport transport; /* first: the ops get a pointer to it */
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_listener_h listener; /* NULL in worker mode */
+    int fd;
+    bool quiet;     /* UCX's own lines go to our log */
+    bool attention; /* some pipe or link needs a look by the next progress() */
+    uint64_t next_look_ns;
+    uint64_t link_counter;
+    uint64_t process;
+    struct transport_events events;
+    struct fl_address address;
+    struct link links[TRANSPORT_LINK_MAX];
+    struct pipe pipes[PIPE_MAX];
+    struct send *free_sends;
+    struct send_list done; /* left or failed; to be reported */
+    void *free_copies[COPY_CLASSES];
+    size_t free_copy_bytes;
+    unsigned char *bounce; /* aligned copy of data that UCX hands out unaligned */
+    size_t bounce_size;
+};
+
+static uint64_t now_ns(void)
+{
+    const struct fl_clock clock = fl_clock_monotonic();
+    return fl_clock_now(&clock);
+}
+
+static void put_u16(unsigned char *out, uint16_t value)
+{
+    out[0] = (unsigned char)value;
+    out[1] = (unsigned char)(value >> 8);
+}
+
+static void put_u32(unsigned char *out, uint32_t value)
+{
+    put_u16(out, (uint16_t)value);
+    put_u16(out + 2, (uint16_t)(value >> 16));
+}
+
+static void put_u64(unsigned char *out, uint64_t value)
+{
+    put_u32(out, (uint32_t)value);
+    put_u32(out + 4, (uint32_t)(value >> 32));
+}
+
+static uint16_t get_u16(const unsigned char *in)
+{
+    return (uint16_t)(in[0] | in[1] << 8);
+}
+
+static uint32_t get_u32(const unsigned char *in)
+{
+    return get_u16(in) | (uint32_t)get_u16(in + 2) << 16;
+}
+
+static uint64_t get_u64(const unsigned char *in)
+{
+    return get_u32(in) | (uint64_t)get_u32(in + 4) << 32;
+}
+
+/* Have progress() look again at that time. */
+static void look_at(struct ucx *ucx, uint64_t when_ns)
+{
+    if (when_ns < ucx->next_look_ns) {
+        ucx->next_look_ns = when_ns;
+    }
+}
+
+/* Sends: records and copy buffers come from free lists, so that a steady flow allocates nothing. */
+
+static void list_init(struct send_list *list)
+{
+    list->first = NULL;
+    list->last = &list->first;
+}
+
+static void list_push(struct send_list *list, struct send *send)
+{
+    send->next = NULL;
+    *list->last = send;
+    list->last = &send->next;
+}
+
+static struct send *list_pop(struct send_list *list)
+{
+    struct send *send = list->first;
+    if (send != NULL) {
+        list->first = send->next;
+        if (list->first == NULL) {
+            list->last = &list->first;
+        }
+    }
+    return send;
+}
+
+static void *copy_take(struct ucx *ucx, size_t size, int *out_class)
+{
+    int class = 0;
+    while (copy_class_size[class] < size) {
+        class ++;
+    }
+    *out_class = class;
+    void *copy = ucx->free_copies[class];
+    if (copy == NULL) {
+        return malloc(copy_class_size[class]);
+    }
+    memcpy(&ucx->free_copies[class], copy, sizeof(void *));
+    ucx->free_copy_bytes -= copy_class_size[class];
+    return copy;
+}
+
+static void copy_give(struct ucx *ucx, void *copy, int class)
+{
+    if (ucx->free_copy_bytes + copy_class_size[class] > COPY_CACHE_MAX) {
+        free(copy);
+        return;
+    }
+    memcpy(copy, &ucx->free_copies[class], sizeof(void *));
+    ucx->free_copies[class] = copy;
+    ucx->free_copy_bytes += copy_class_size[class];
+}
+
+static struct send *send_take(struct ucx *ucx)
+{
+    struct send *send = ucx->free_sends;
+    if (send != NULL) {
+        ucx->free_sends = send->next;
+    } else {
+        send = malloc(sizeof(*send));
+    }
+    if (send != NULL) {
+        *send = (struct send){.ucx = ucx};
+    }
+    return send;
+}
+
+static void send_give(struct ucx *ucx, struct send *send)
+{
+    if (send->copy != NULL) {
+        copy_give(ucx, send->copy, send->copy_class);
+    }
+    send->next = ucx->free_sends;
+    ucx->free_sends = send;
+}
+
+static struct link *link_find(struct ucx *ucx, transport_link id)
+{
+    struct link *link = &ucx->links[id % TRANSPORT_LINK_MAX];
+    return id != 0 && link->state != LINK_FREE && link->id == id ? link : NULL;
+}
+
+static struct link *link_by_token(struct ucx *ucx, uint64_t token)
+{
+    struct link *link = &ucx->links[token % TRANSPORT_LINK_MAX];
+    return link->state != LINK_FREE && link->token == token ? link : NULL;
+}
+
+static void pipe_fail(struct pipe *pipe, ucs_status_t error)
+{
+    if (!pipe->failed) {
+        pipe->failed = true;
+        pipe->error = error;
+    }
+    pipe->ucx->attention = true;
+}
+
+static void on_pipe_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    (void)ep;
+    pipe_fail(arg, status);
+}
+
+static void on_sent(void *request, ucs_status_t status, void *user_data)
+{
+    (void)status; /* a failure also reaches the pipe's error handler */
+    struct send *send = user_data;
+    list_push(&send->ucx->done, send);
+    ucp_request_free(request);
+}
+
+/* Hand a message to UCX.  It is reported in progress() whatever becomes of it. */
+static void post(struct pipe *pipe, unsigned id, struct send *send)
+{
+    struct ucx *ucx = pipe->ucx;
+    const ucp_request_param_t param = {
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .flags = UCP_AM_SEND_FLAG_EAGER | (id == AM_KNOCK ? UCP_AM_SEND_FLAG_REPLY : 0),
+        .cb.send = on_sent,
+        .user_data = send,
+    };
+    if (pipe->failed || pipe->ep == NULL) {
+        list_push(&ucx->done, send);
+        return;
+    }
+    ucs_status_ptr_t request = ucp_am_send_nbx(pipe->ep, id, send->header, send->header_size,
+                                               send->data, send->size, &param);
+    if (UCS_PTR_IS_PTR(request)) {
+        return;
+    }
+    if (UCS_PTR_IS_ERR(request)) {
+        pipe_fail(pipe, UCS_PTR_STATUS(request));
+    }
+    list_push(&ucx->done, send);
+}
+
+/* One of the transport's own messages; lost silently when memory is out, as the peer's deadline
+ * covers it. */
+static void post_own(struct pipe *pipe, unsigned id, uint64_t first, uint64_t second, size_t size)
+{
+    struct send *send = send_take(pipe->ucx);
+    if (send == NULL) {
+        pipe_fail(pipe, UCS_ERR_NO_MEMORY);
+        return;
+    }
+    put_u64(send->header, first);
+    put_u64(send->header + 8, second);
+    send->header_size = size;
+    if (id == AM_KNOCK && pipe->process != 0) {
+        send->data = pipe->ucx->address.bytes;
+        send->size = pipe->ucx->address.size;
+    }
+    post(pipe, id, send);
+}
+
+/* Pipes. */
+
+static struct pipe *pipe_take(struct ucx *ucx)
+{
+    for (size_t i = 0; i < PIPE_MAX; i++) {
+        struct pipe *pipe = &ucx->pipes[i];
+        if (pipe->ep == NULL && pipe->closing == NULL) {
+            *pipe = (struct pipe){.ucx = ucx};
+            return pipe;
+        }
+    }
+    return NULL;
+}
+
+static ucs_status_t pipe_create(struct pipe *pipe, ucp_ep_params_t *params)
+{
+    params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params->err_handler = (ucp_err_handler_t){.cb = on_pipe_error, .arg = pipe};
+    const ucs_status_t status = ucp_ep_create(pipe->ucx->worker, params, &pipe->ep);
+    if (status != UCS_OK) {
+        pipe->ep = NULL;
+    }
+    return status;
+}
+
+/* Begin to close the endpoint; what it still had to send is given up. */
+static void pipe_close(struct pipe *pipe)
+{
+    static const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                              .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    if (pipe->ep == NULL) {
+        return;
+    }
+    ucs_status_ptr_t request = ucp_ep_close_nbx(pipe->ep, &param);
+    pipe->ep = NULL;
+    pipe->failed = true;
+    pipe->closing = UCS_PTR_IS_PTR(request) ? request : NULL;
+    pipe->ucx->attention = true;
+}
+
+static void pipe_release(struct pipe *pipe, uint64_t wait_ns)
+{
+    FL_ASSERT(pipe->link_count > 0);
+    pipe->link_count--;
+    if (pipe->link_count == 0 && pipe->process == 0) {
+        pipe->deadline_ns = now_ns() + wait_ns;
+        look_at(pipe->ucx, pipe->deadline_ns);
+    }
+}
+
+/* Links. */
+
+static struct link *link_take(struct ucx *ucx, struct pipe *pipe)
+{
+    for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
+        struct link *link = &ucx->links[i];
+        if (link->state != LINK_FREE) {
+            continue;
+        }
+        *link = (struct link){.state = LINK_OPENING, .pipe = pipe};
+        list_init(&link->waiting);
+        link->id = ++ucx->link_counter * TRANSPORT_LINK_MAX + i;
+        fl_random_bytes(&link->token, sizeof(link->token));
+        link->token = link->token / TRANSPORT_LINK_MAX * TRANSPORT_LINK_MAX + i;
+        if (pipe != NULL) {
+            pipe->link_count++;
+        }
+        return link;
+    }
+    return NULL;
+}
+
+/* The link is over; closed() follows from progress() once UCX has let go of its messages. */
+static void link_end(struct link *link, struct ucx *ucx, fl_status why, uint64_t pipe_wait_ns,
+                     const char *text)
+{
+    if (link->state == LINK_DEAD) {
+        return;
+    }
+    if (link->state != LINK_CLOSING) {
+        link->why = why;
+        snprintf(link->text, sizeof(link->text), "%s", text);
+    }
+    link->state = LINK_DEAD;
+    ucx->attention = true;
+    struct send *send;
+    while ((send = list_pop(&link->waiting)) != NULL) {
+        send_give(ucx, send);
+    }
+    if (link->pipe != NULL) {
+        link->deadline_ns = now_ns() + close_wait_ns;
+        look_at(ucx, link->deadline_ns);
+        if (link->pipe->process == 0) {
+            pipe_release(link->pipe, pipe_wait_ns);
+            link->pipe = NULL;
+        }
+    }
+}
+
+/* A peer that breaks the rules loses the link. */
+static void link_broken(struct link *link, struct ucx *ucx, const char *what)
+{
+    char text[TEXT_MAX];
+    snprintf(text, sizeof(text), "link to %s: %s", link->peer, what);
+    post_own(link->pipe, AM_BYE, link->remote_token, 0, BYE_SIZE);
+    link_end(link, ucx, FL_PROTOCOL, linger_ns, text);
+}
+
+static void link_post(struct link *link, struct send *send)
+{
+    put_u64(send->header, link->remote_token);
+    put_u32(send->header + 8, link->sequence_out++);
+    link->in_flight++;
+    post(link->pipe, AM_MESSAGE, send);
+}
+
+/* Try the next address of an opening link; false when there is none left. */
+static bool link_try_next(struct ucx *ucx, struct link *link, ucs_status_t *out_error)
+{
+    while (link->target_next < link->target_count) {
+        struct fl_network_socket *target = &link->targets[link->target_next++];
+        struct pipe *pipe = pipe_take(ucx);
+        if (pipe == NULL) {
+            *out_error = UCS_ERR_EXCEEDS_LIMIT;
+            return false;
+        }
+        ucp_ep_params_t params = {
+            .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
+            .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
+            .sockaddr = {(struct sockaddr *)&target->storage, target->size},
+        };
+        *out_error = pipe_create(pipe, &params);
+        if (*out_error == UCS_OK) {
+            pipe->link_count = 1;
+            link->pipe = pipe;
+            post_own(pipe, AM_KNOCK, knock_magic, link->token, KNOCK_SIZE);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The pipe to another process's worker, made when there is none. */
+static struct pipe *worker_pipe(struct ucx *ucx, const unsigned char *blob)
+{
+    const uint64_t process = get_u64(blob);
+    for (size_t i = 0; i < PIPE_MAX; i++) {
+        struct pipe *pipe = &ucx->pipes[i];
+        if (pipe->ep != NULL && !pipe->failed && pipe->process == process) {
+            return pipe;
+        }
+    }
+    struct pipe *pipe = pipe_take(ucx);
+    if (pipe == NULL) {
+        return NULL;
+    }
+    pipe->process = process;
+    snprintf(pipe->peer, sizeof(pipe->peer), "worker %016" PRIx64, process);
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
+        .address = (const ucp_address_t *)(const void *)(blob + BLOB_PROCESS_SIZE),
+    };
+    return pipe_create(pipe, &params) == UCS_OK ? pipe : NULL;
+}
+
+/* What arrives. */
+
+/* `data` at an address that is a multiple of 8, or NULL when memory is out. */
+static const void *aligned(struct ucx *ucx, const void *data, size_t size)
+{
+    if ((uintptr_t)data % 8 == 0) {
+        return data;
+    }
+    if (size > ucx->bounce_size) {
+        unsigned char *grown = realloc(ucx->bounce, size);
+        if (grown == NULL) {
+            return NULL;
+        }
+        ucx->bounce = grown;
+        ucx->bounce_size = size;
+    }
+    memcpy(ucx->bounce, data, size);
+    return ucx->bounce;
+}
+
+static ucs_status_t on_message(void *arg, const void *wire, size_t wire_size, void *data,
+                               size_t size, const ucp_am_recv_param_t *param)
+{
+    struct ucx *ucx = arg;
+    struct link *link = wire_size >= WIRE_HEADER_SIZE ? link_by_token(ucx, get_u64(wire)) : NULL;
+    if (link == NULL || link->state != LINK_OPEN) {
+        return UCS_OK; /* late, or from nobody we know */
+    }
+    const unsigned char *bytes = wire;
+    const size_t header_size = get_u16(bytes + 14);
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+        link_broken(link, ucx, "a rendezvous message, which no firstlight sends");
+    } else if (header_size != wire_size - WIRE_HEADER_SIZE || header_size > TRANSPORT_HEADER_MAX ||
+               size > TRANSPORT_MESSAGE_MAX - header_size) {
+        link_broken(link, ucx, "a message over the size limit");
+    } else if (get_u32(bytes + 8) != link->sequence_in) {
+        link_broken(link, ucx, "a message is missing or out of order");
+    } else {
+        link->sequence_in++;
+        uint64_t header[TRANSPORT_HEADER_MAX / 8];
+        memcpy(header, bytes + WIRE_HEADER_SIZE, header_size);
+        const void *view = aligned(ucx, data, size);
+        if (view == NULL && size > 0) {
+            link_broken(link, ucx, "no memory for a message");
+            return UCS_OK;
+        }
+        ucx->events.received(ucx->events.ctx, link->id, get_u16(bytes + 12), header, header_size,
+                             view, size);
+    }
+    return UCS_OK;
+}
+
+/* The pipe a knock came through, NULL when it may not knock there. */
+static struct pipe *knock_pipe(struct ucx *ucx, const void *data, size_t size,
+                               const ucp_am_recv_param_t *param)
+{
+    if (ucx->listener == NULL) {
+        /* A worker's address is only taken from processes that mpirun started with us. */
+        return size > BLOB_PROCESS_SIZE && size <= FL_ADDRESS_MAX ? worker_pipe(ucx, data) : NULL;
+    }
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) {
+        return NULL;
+    }
+    for (size_t i = 0; i < PIPE_MAX; i++) {
+        struct pipe *pipe = &ucx->pipes[i];
+        if (pipe->ep == param->reply_ep && pipe->incoming && !pipe->failed) {
+            return pipe;
+        }
+    }
+    return NULL;
+}
+
+static ucs_status_t on_knock(void *arg, const void *wire, size_t wire_size, void *data, size_t size,
+                             const ucp_am_recv_param_t *param)
+{
+    struct ucx *ucx = arg;
+    if (wire_size != KNOCK_SIZE || get_u64(wire) != knock_magic ||
+        (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+        return UCS_OK;
+    }
+    struct pipe *pipe = knock_pipe(ucx, data, size, param);
+    if (pipe == NULL) {
+        return UCS_OK;
+    }
+    const uint64_t remote = get_u64((const unsigned char *)wire + 8);
+    struct link *link = link_take(ucx, pipe);
+    if (link == NULL) {
+        post_own(pipe, AM_BYE, remote, 0, BYE_SIZE);
+        return UCS_OK;
+    }
+    pipe->incoming = false;
+    pipe->deadline_ns = 0;
+    link->remote_token = remote;
+    link->state = LINK_OPEN;
+    memcpy(link->peer, pipe->peer, sizeof(link->peer));
+    post_own(pipe, AM_GREET, remote, link->token, GREET_SIZE);
+    ucx->events.accepted(ucx->events.ctx, link->id, link->peer);
+    return UCS_OK;
+}
+
+static ucs_status_t on_greet(void *arg, const void *wire, size_t wire_size, void *data, size_t size,
+                             const ucp_am_recv_param_t *param)
+{
+    (void)data, (void)size, (void)param;
+    struct ucx *ucx = arg;
+    struct link *link = wire_size == GREET_SIZE ? link_by_token(ucx, get_u64(wire)) : NULL;
+    if (link == NULL || link->state != LINK_OPENING) {
+        return UCS_OK;
+    }
+    link->remote_token = get_u64((const unsigned char *)wire + 8);
+    link->state = LINK_OPEN;
+    struct send *send;
+    while ((send = list_pop(&link->waiting)) != NULL) {
+        link_post(link, send);
+    }
+    return UCS_OK;
+}
+
+static ucs_status_t on_bye(void *arg, const void *wire, size_t wire_size, void *data, size_t size,
+                           const ucp_am_recv_param_t *param)
+{
+    (void)data, (void)size, (void)param;
+    struct ucx *ucx = arg;
+    struct link *link = wire_size == BYE_SIZE ? link_by_token(ucx, get_u64(wire)) : NULL;
+    if (link == NULL || link->state == LINK_DEAD) {
+        return UCS_OK;
+    }
+    char text[TEXT_MAX];
+    if (link->state == LINK_OPEN) {
+        post_own(link->pipe, AM_BYE, link->remote_token, 0, BYE_SIZE);
+        snprintf(text, sizeof(text), "%s closed the link", link->peer);
+        link_end(link, ucx, FL_LINK_LOST, linger_ns, text);
+    } else {
+        snprintf(text, sizeof(text), "%s has no room for another link", link->peer);
+        link_end(link, ucx, FL_LINK_LOST, 0, text);
+    }
+    return UCS_OK;
+}
+
+static void on_connection(ucp_conn_request_h request, void *arg)
+{
+    struct ucx *ucx = arg;
+    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
+    struct pipe *pipe = pipe_take(ucx);
+    if (pipe == NULL || ucp_conn_request_query(request, &attr) != UCS_OK) {
+        fl_log(FL_LOG_WARN, "connection refused: %d links are open", PIPE_MAX);
+        (void)ucp_listener_reject(ucx->listener, request);
+        return;
+    }
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
+                              .conn_request = request};
+    const ucs_status_t status = pipe_create(pipe, &params);
+    if (status != UCS_OK) {
+        fl_log(FL_LOG_WARN, "connection refused: %s", ucs_status_string(status));
+        return; /* UCX has dropped the request */
+    }
+    struct fl_network_socket socket = {.size = sizeof(attr.client_address),
+                                       .storage = attr.client_address};
+    char text[FL_NETWORK_TEXT_MAX];
+    fl_network_socket_text(&socket, text);
+    snprintf(pipe->peer, sizeof(pipe->peer), "%.*s", TRANSPORT_TEXT_MAX - 1, text);
+    pipe->incoming = true;
+    pipe->deadline_ns = now_ns() + knock_wait_ns;
+    look_at(ucx, pipe->deadline_ns);
+}
+
+/* progress(): reports, then deadlines and failures. */
+
+static unsigned report_sent(struct ucx *ucx)
+{
+    unsigned count = 0;
+    struct send *send;
+    while ((send = list_pop(&ucx->done)) != NULL) {
+        const transport_link id = send->link;
+        const uint64_t cookie = send->cookie;
+        struct link *link = link_find(ucx, id);
+        if (link != NULL) {
+            link->queue_count--;
+            link->queue_bytes -= send->size;
+            link->in_flight--;
+            if (link->state == LINK_DEAD && link->in_flight == 0) {
+                ucx->attention = true;
+            }
+        }
+        send_give(ucx, send);
+        count++;
+        if (link != NULL && cookie != 0 && link->state != LINK_DEAD) {
+            ucx->events.sent(ucx->events.ctx, id, cookie);
+        }
+    }
+    return count;
+}
+
+/* The link's pipe has failed: try the next address, or give up. */
+static void link_lost(struct ucx *ucx, struct link *link, ucs_status_t error)
+{
+    char text[TEXT_MAX];
+    if (link->state == LINK_OPENING) {
+        pipe_release(link->pipe, 0);
+        link->pipe = NULL;
+        if (link_try_next(ucx, link, &error)) {
+            return;
+        }
+        snprintf(text, sizeof(text), "cannot reach %s: %s", link->peer, ucs_status_string(error));
+    } else {
+        snprintf(text, sizeof(text), "connection to %s lost: %s", link->peer,
+                 ucs_status_string(error));
+    }
+    if (link->state == LINK_DEAD) {
+        pipe_release(link->pipe, 0);
+        link->pipe = NULL;
+        return;
+    }
+    link_end(link, ucx, FL_LINK_LOST, 0, text);
+    if (link->pipe != NULL) {
+        pipe_release(link->pipe, 0);
+        link->pipe = NULL;
+    }
+}
+
+static void look_after_pipe(struct ucx *ucx, struct pipe *pipe, uint64_t now)
+{
+    if (pipe->closing != NULL) {
+        if (ucp_request_check_status(pipe->closing) != UCS_INPROGRESS) {
+            ucp_request_free(pipe->closing);
+            pipe->closing = NULL;
+        } else {
+            look_at(ucx, now + FL_NS_PER_MS);
+        }
+        return;
+    }
+    if (pipe->ep == NULL) {
+        return;
+    }
+    if (pipe->failed) {
+        for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
+            if (ucx->links[i].state != LINK_FREE && ucx->links[i].pipe == pipe) {
+                link_lost(ucx, &ucx->links[i], pipe->error);
+            }
+        }
+        pipe_close(pipe);
+    } else if (pipe->deadline_ns != 0 && pipe->link_count == 0) {
+        if (now >= pipe->deadline_ns) {
+            pipe_close(pipe);
+        } else {
+            look_at(ucx, pipe->deadline_ns);
+        }
+    }
+}
+
+static unsigned look_after_link(struct ucx *ucx, struct link *link, uint64_t now)
+{
+    const bool late = now >= link->deadline_ns;
+    if (link->state == LINK_CLOSING && late) {
+        link_end(link, ucx, link->why, 0, link->text);
+    }
+    if (link->state == LINK_CLOSING) {
+        look_at(ucx, link->deadline_ns);
+    }
+    if (link->state != LINK_DEAD) {
+        return 0;
+    }
+    if (link->in_flight > 0) {
+        if (late && link->pipe != NULL) {
+            pipe_fail(link->pipe, UCS_ERR_ENDPOINT_TIMEOUT);
+        }
+        look_at(ucx, late ? now + FL_NS_PER_MS : link->deadline_ns);
+        return 0;
+    }
+    if (link->pipe != NULL) {
+        pipe_release(link->pipe, 0);
+    }
+    const struct link over = *link;
+    link->state = LINK_FREE;
+    ucx->events.closed(ucx->events.ctx, over.id, over.why, over.text);
+    return 1;
+}
+
+static unsigned look_after_all(struct ucx *ucx)
+{
+    unsigned count = 0;
+    const uint64_t now = now_ns();
+    if (!ucx->attention && now < ucx->next_look_ns) {
+        return 0;
+    }
+    ucx->attention = false;
+    ucx->next_look_ns = UINT64_MAX;
+    for (size_t i = 0; i < PIPE_MAX; i++) {
+        look_after_pipe(ucx, &ucx->pipes[i], now);
+    }
+    for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
+        count += look_after_link(ucx, &ucx->links[i], now);
+    }
+    return count;
+}
+
+static struct ucx *ucx_of(struct transport *transport)
+{
+    return (struct ucx *)(void *)transport;
+}
+
+static unsigned ucx_progress(struct transport *transport)
+{
+    struct ucx *ucx = ucx_of(transport);
+    unsigned count = 0;
+    for (int round = 0; round < PROGRESS_MAX; round++) {
+        const unsigned happened = ucp_worker_progress(ucx->worker);
+        count += happened;
+        if (happened == 0) {
+            break;
+        }
+    }
+    count += report_sent(ucx);
+    count += look_after_all(ucx);
+    return count;
+}
+
+static fl_status ucx_arm(struct transport *transport)
+{
+    struct ucx *ucx = ucx_of(transport);
+    if (ucx->attention || ucx->done.first != NULL) {
+        return FL_AGAIN;
+    }
+    const ucs_status_t status = ucp_worker_arm(ucx->worker);
+    if (status == UCS_ERR_BUSY) {
+        return FL_AGAIN;
+    }
+    return status == UCS_OK
+               ? FL_OK
+               : FL_FAIL(FL_INTERNAL, "cannot wait for the network: %s", ucs_status_string(status));
+}
+
+static int ucx_fd(struct transport *transport)
+{
+    return ucx_of(transport)->fd;
+}
+
+static void ucx_set_events(struct transport *transport, const struct transport_events *events)
+{
+    ucx_of(transport)->events = *events;
+}
+
+static void ucx_address(struct transport *transport, struct fl_address *out)
+{
+    *out = ucx_of(transport)->address;
+}
+
+/* The IPv4 addresses a place has.  UCX 1.13 overruns its heap (uct_tcp_ep_set_dest_addr) when a
+ * connection comes in over IPv6, so none is listened on and none is tried. */
+static fl_status resolve(const struct fl_network_address *place, struct fl_network_socket *out,
+                         size_t *out_count)
+{
+    size_t count = 0;
+    FL_TRY(fl_network_address_resolve(place, out, FL_NETWORK_RESOLVED_MAX, &count));
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (out[i].storage.ss_family == AF_INET) {
+            out[kept++] = out[i];
+        }
+    }
+    if (kept == 0) {
+        return FL_FAIL(FL_INVALID,
+                       "host \"%.64s\" has only an IPv6 address; "
+                       "machines of a pool reach each other over IPv4",
+                       place->host);
+    }
+    *out_count = kept;
+    return FL_OK;
+}
+
+static fl_status connect_socket(struct ucx *ucx, const struct fl_address *address,
+                                transport_link *out)
+{
+    struct fl_network_address place;
+    struct fl_network_socket targets[FL_NETWORK_RESOLVED_MAX];
+    size_t count = 0;
+    FL_TRY(fl_network_address_parse((const char *)address->bytes, address->size, &place));
+    if (place.is_unix || place.port == 0) {
+        return FL_FAIL(FL_INVALID, "cannot connect to \"%.*s\": HOST:PORT with a port is needed",
+                       (int)(address->size < 64 ? address->size : 64),
+                       (const char *)address->bytes);
+    }
+    FL_TRY(resolve(&place, targets, &count));
+    struct link *link = link_take(ucx, NULL);
+    if (link == NULL) {
+        return FL_FAIL(FL_TOO_LARGE, "%d links are open, which is the limit", TRANSPORT_LINK_MAX);
+    }
+    memcpy(link->targets, targets, count * sizeof(targets[0]));
+    link->target_count = count;
+    snprintf(link->peer, sizeof(link->peer), "%.*s",
+             (int)(address->size < 100 ? address->size : 100), (const char *)address->bytes);
+    ucs_status_t error = UCS_OK;
+    if (!link_try_next(ucx, link, &error)) {
+        char text[TEXT_MAX];
+        snprintf(text, sizeof(text), "cannot reach %s: %s", link->peer, ucs_status_string(error));
+        link_end(link, ucx, FL_LINK_LOST, 0, text);
+    }
+    *out = link->id;
+    return FL_OK;
+}
+
+static fl_status connect_worker(struct ucx *ucx, const struct fl_address *address,
+                                transport_link *out)
+{
+    if (ucx->listener != NULL || address->size <= BLOB_PROCESS_SIZE ||
+        address->size > FL_ADDRESS_MAX) {
+        return FL_FAIL(FL_INVALID, "a worker's address of %u bytes is of no use here",
+                       (unsigned)address->size);
+    }
+    struct pipe *pipe = worker_pipe(ucx, address->bytes);
+    if (pipe == NULL) {
+        return FL_FAIL(FL_INVALID, "cannot make an endpoint to a worker's address");
+    }
+    struct link *link = link_take(ucx, pipe);
+    if (link == NULL) {
+        return FL_FAIL(FL_TOO_LARGE, "%d links are open, which is the limit", TRANSPORT_LINK_MAX);
+    }
+    memcpy(link->peer, pipe->peer, sizeof(link->peer));
+    post_own(pipe, AM_KNOCK, knock_magic, link->token, KNOCK_SIZE);
+    *out = link->id;
+    return FL_OK;
+}
+
+static fl_status ucx_connect(struct transport *transport, const struct fl_address *address,
+                             transport_link *out)
+{
+    struct ucx *ucx = ucx_of(transport);
+    switch (address->kind) {
+    case FL_ADDRESS_SOCKET: return connect_socket(ucx, address, out);
+    case FL_ADDRESS_WORKER: return connect_worker(ucx, address, out);
+    case FL_ADDRESS_LOCAL: break;
+    }
+    return FL_FAIL(FL_INVALID, "address kind %d cannot be reached over UCX", (int)address->kind);
+}
+
+static fl_status ucx_send(struct transport *transport, transport_link id, uint16_t type,
+                          const void *header, size_t header_size, const void *data, size_t size,
+                          uint64_t cookie)
+{
+    struct ucx *ucx = ucx_of(transport);
+    FL_ASSERT(header_size <= TRANSPORT_HEADER_MAX && size <= TRANSPORT_MESSAGE_MAX - header_size);
+    FL_ASSERT(cookie != 0 || size <= TRANSPORT_COPY_MAX);
+    struct link *link = link_find(ucx, id);
+    if (link == NULL || (link->state != LINK_OPENING && link->state != LINK_OPEN)) {
+        return FL_LINK_LOST;
+    }
+    if (link->queue_count >= QUEUE_COUNT_MAX ||
+        (link->queue_count > 0 && link->queue_bytes + size > QUEUE_BYTES_MAX)) {
+        return FL_AGAIN;
+    }
+    struct send *send = send_take(ucx);
+    if (send == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory to queue a message to %s", link->peer);
+    }
+    if (cookie == 0 && size > 0) {
+        send->copy = copy_take(ucx, size, &send->copy_class);
+        if (send->copy == NULL) {
+            send_give(ucx, send);
+            return FL_FAIL(FL_NO_MEMORY, "no memory to copy a message of %zu bytes", size);
+        }
+        memcpy(send->copy, data, size);
+    }
+    send->link = id;
+    send->cookie = cookie;
+    send->data = send->copy != NULL ? send->copy : data;
+    send->size = size;
+    send->header_size = WIRE_HEADER_SIZE + header_size;
+    put_u16(send->header + 12, type);
+    put_u16(send->header + 14, (uint16_t)header_size);
+    if (header_size > 0) {
+        memcpy(send->header + WIRE_HEADER_SIZE, header, header_size);
+    }
+    link->queue_count++;
+    link->queue_bytes += size;
+    if (link->state == LINK_OPENING) {
+        list_push(&link->waiting, send);
+    } else {
+        link_post(link, send);
+    }
+    return FL_OK;
+}
+
+static void ucx_close_link(struct transport *transport, transport_link id)
+{
+    struct ucx *ucx = ucx_of(transport);
+    struct link *link = link_find(ucx, id);
+    if (link == NULL) {
+        return;
+    }
+    if (link->state == LINK_OPENING) {
+        link_end(link, ucx, FL_CANCELLED, 0, "closed here");
+    } else if (link->state == LINK_OPEN) {
+        link->state = LINK_CLOSING;
+        link->why = FL_CANCELLED;
+        snprintf(link->text, sizeof(link->text), "closed here");
+        link->deadline_ns = now_ns() + close_wait_ns;
+        look_at(ucx, link->deadline_ns);
+        post_own(link->pipe, AM_BYE, link->remote_token, 0, BYE_SIZE);
+    }
+}
+
+static void ucx_drop_link(struct transport *transport, transport_link id)
+{
+    struct ucx *ucx = ucx_of(transport);
+    struct link *link = link_find(ucx, id);
+    if (link == NULL || link->state == LINK_DEAD) {
+        return;
+    }
+    struct pipe *pipe = link->pipe;
+    link_end(link, ucx, FL_CANCELLED, 0, "dropped here");
+    if (pipe != NULL) {
+        pipe_fail(pipe, UCS_ERR_CANCELED); /* in worker mode: the whole process is given up */
+    }
+}
+
+/* Give all endpoints up and wait for UCX to let go of them, at most a second. */
+static void close_pipes(struct ucx *ucx)
+{
+    for (size_t i = 0; i < PIPE_MAX; i++) {
+        pipe_close(&ucx->pipes[i]);
+    }
+    const uint64_t deadline = now_ns() + FL_NS_PER_S;
+    size_t open = 1;
+    while (open > 0 && now_ns() < deadline) {
+        (void)ucp_worker_progress(ucx->worker);
+        open = 0;
+        for (size_t i = 0; i < PIPE_MAX; i++) {
+            look_after_pipe(ucx, &ucx->pipes[i], 0);
+            open += ucx->pipes[i].closing != NULL;
+        }
+    }
+}
+
+static void free_sends(struct ucx *ucx)
+{
+    struct send *send;
+    for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
+        while (ucx->links[i].state != LINK_FREE &&
+               (send = list_pop(&ucx->links[i].waiting)) != NULL) {
+            send_give(ucx, send);
+        }
+    }
+    while ((send = list_pop(&ucx->done)) != NULL) {
+        send_give(ucx, send);
+    }
+    while ((send = ucx->free_sends) != NULL) {
+        ucx->free_sends = send->next;
+        free(send);
+    }
+    for (int class = 0; class < COPY_CLASSES; class ++) {
+        while (ucx->free_copies[class] != NULL) {
+            void *copy = ucx->free_copies[class];
+            memcpy(&ucx->free_copies[class], copy, sizeof(void *));
+            free(copy);
+        }
+    }
+}
+
+static void ucx_close(struct transport *transport)
+{
+    if (transport == NULL) {
+        return;
+    }
+    struct ucx *ucx = ucx_of(transport);
+    if (ucx->listener != NULL) {
+        ucp_listener_destroy(ucx->listener);
+    }
+    if (ucx->worker != NULL) {
+        close_pipes(ucx);
+        ucp_worker_destroy(ucx->worker);
+    }
+    if (ucx->context != NULL) {
+        ucp_cleanup(ucx->context);
+    }
+    if (ucx->quiet) {
+        ucs_log_pop_handler();
+    }
+    free_sends(ucx);
+    free(ucx->bounce);
+    free(ucx);
+}
+
+static const struct transport_ops ucx_ops = {
+    .name = "ucx",
+    .set_events = ucx_set_events,
+    .address = ucx_address,
+    .connect = ucx_connect,
+    .send = ucx_send,
+    .close_link = ucx_close_link,
+    .drop_link = ucx_drop_link,
+    .progress = ucx_progress,
+    .fd = ucx_fd,
+    .arm = ucx_arm,
+    .close = ucx_close,
+};
+
+/* open(). */
+
+/* UCX reports what its callers also get as a status; one line on stderr is enough. */
+static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *function,
+                                ucs_log_level_t level, const ucs_log_component_config_t *component,
+                                const char *message, va_list args)
+{
+    (void)function, (void)component;
+    char text[512];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    vsnprintf(text, sizeof(text), message, args);
+#pragma GCC diagnostic pop
+    fl_log(level == UCS_LOG_LEVEL_FATAL ? FL_LOG_ERROR : FL_LOG_DEBUG, "ucx %s:%u %s", file, line,
+           text);
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+/* UCX takes over fatal signals when it is loaded, to print back traces; give them back. */
+static void keep_quiet(struct ucx *ucx)
+{
+    if (getenv("UCX_LOG_LEVEL") == NULL) {
+        ucs_log_push_handler(on_log);
+        ucx->quiet = true;
+    }
+    if (getenv("UCX_HANDLE_ERRORS") == NULL) {
+        static const int signals[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
+        for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+            ucs_debug_disable_signal(signals[i]);
+        }
+    }
+}
+
+static fl_status configure(ucp_config_t *config, bool loopback)
+{
+    /* Shared memory would be quicker on one machine, but it does not notice a killed peer; RDMA
+     * takes part when UCX_TLS names it.  A restarted listener must get its port back at once.
+     * One lane, because two may reorder.  What listens on loopback only keeps to that device: UCX
+     * would otherwise open data ports on every network of the machine. */
+    const struct {
+        const char *env, *name, *value;
+        bool wanted;
+    } settings[] = {
+        {"UCX_TLS", "TLS", "tcp,self", true},
+        {"UCX_TCP_CM_REUSEADDR", "TCP_CM_REUSEADDR", "y", true},
+        {NULL, "MAX_EAGER_LANES", "1", true},
+        {"UCX_NET_DEVICES", "NET_DEVICES", "lo", loopback},
+    };
+    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+        if (!settings[i].wanted || (settings[i].env != NULL && getenv(settings[i].env) != NULL)) {
+            continue;
+        }
+        const ucs_status_t status = ucp_config_modify(config, settings[i].name, settings[i].value);
+        if (status != UCS_OK) {
+            return FL_FAIL(FL_INTERNAL, "UCX does not take %s=%s: %s", settings[i].name,
+                           settings[i].value, ucs_status_string(status));
+        }
+    }
+    return FL_OK;
+}
+
+static fl_status open_context(struct ucx *ucx, bool loopback)
+{
+    ucp_config_t *config = NULL;
+    ucs_status_t error = ucp_config_read(NULL, NULL, &config);
+    if (error != UCS_OK) {
+        return FL_FAIL(FL_INTERNAL, "UCX cannot read its configuration: %s",
+                       ucs_status_string(error));
+    }
+    fl_status status = configure(config, loopback);
+    if (status == FL_OK) {
+        const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+                                     .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
+        error = ucp_init(&params, config, &ucx->context);
+        if (error != UCS_OK) {
+            ucx->context = NULL;
+            status = FL_FAIL(FL_INTERNAL,
+                             "UCX does not start: %s (is UCX_TLS or UCX_NET_DEVICES "
+                             "set to something this machine lacks?)",
+                             ucs_status_string(error));
+        }
+    }
+    ucp_config_release(config);
+    return status;
+}
+
+static fl_status open_worker(struct ucx *ucx)
+{
+    const ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED, /* opened by one thread, used by another */
+        .am_alignment = 8,
+    };
+    ucs_status_t error = ucp_worker_create(ucx->context, &params, &ucx->worker);
+    if (error != UCS_OK) {
+        ucx->worker = NULL;
+        return FL_FAIL(FL_INTERNAL, "UCX makes no worker: %s", ucs_status_string(error));
+    }
+    error = ucp_worker_get_efd(ucx->worker, &ucx->fd);
+    const struct {
+        unsigned id;
+        ucp_am_recv_callback_t cb;
+    } entries[] = {
+        {AM_MESSAGE, on_message}, {AM_KNOCK, on_knock}, {AM_GREET, on_greet}, {AM_BYE, on_bye}};
+    for (size_t i = 0; error == UCS_OK && i < sizeof(entries) / sizeof(entries[0]); i++) {
+        const ucp_am_handler_param_t param = {
+            .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            .id = entries[i].id,
+            .flags = UCP_AM_FLAG_WHOLE_MSG,
+            .cb = entries[i].cb,
+            .arg = ucx,
+        };
+        error = ucp_worker_set_am_recv_handler(ucx->worker, &param);
+    }
+    return error == UCS_OK
+               ? FL_OK
+               : FL_FAIL(FL_INTERNAL, "UCX worker is of no use: %s", ucs_status_string(error));
+}
+
+/* The worker's address with the process's number in front. */
+static fl_status set_worker_address(struct ucx *ucx)
+{
+    ucp_address_t *address = NULL;
+    size_t size = 0;
+    const ucs_status_t error = ucp_worker_get_address(ucx->worker, &address, &size);
+    if (error != UCS_OK) {
+        return FL_FAIL(FL_INTERNAL, "UCX worker has no address: %s", ucs_status_string(error));
+    }
+    fl_status status = FL_OK;
+    if (size > FL_ADDRESS_MAX - BLOB_PROCESS_SIZE) {
+        status = FL_FAIL(FL_TOO_LARGE,
+                         "the UCX worker's address has %zu bytes, %d are allowed: "
+                         "name fewer devices in UCX_NET_DEVICES",
+                         size, FL_ADDRESS_MAX - BLOB_PROCESS_SIZE);
+    } else {
+        ucx->address = (struct fl_address){.kind = FL_ADDRESS_WORKER,
+                                           .size = (uint32_t)(BLOB_PROCESS_SIZE + size)};
+        put_u64(ucx->address.bytes, ucx->process);
+        memcpy(ucx->address.bytes + BLOB_PROCESS_SIZE, address, size);
+    }
+    ucp_worker_release_address(ucx->worker, address);
+    return status;
+}
+
+static fl_status set_socket_address(struct ucx *ucx)
+{
+    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+    const ucs_status_t error = ucp_listener_query(ucx->listener, &attr);
+    if (error != UCS_OK) {
+        return FL_FAIL(FL_INTERNAL, "UCX listener has no address: %s", ucs_status_string(error));
+    }
+    const struct fl_network_socket socket = {.size = sizeof(attr.sockaddr),
+                                             .storage = attr.sockaddr};
+    char text[FL_NETWORK_TEXT_MAX];
+    fl_network_socket_text(&socket, text);
+    ucx->address = (struct fl_address){.kind = FL_ADDRESS_SOCKET, .size = (uint32_t)strlen(text)};
+    memcpy(ucx->address.bytes, text, strlen(text));
+    return FL_OK;
+}
+
+/* Listen on the first of the addresses that takes it. */
+static fl_status listen_on(struct ucx *ucx, const char *text,
+                           const struct fl_network_socket *sockets, size_t count)
+{
+    ucs_status_t error = UCS_OK;
+    for (size_t i = 0; i < count; i++) {
+        const ucp_listener_params_t params = {
+            .field_mask =
+                UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+            .sockaddr = {(const struct sockaddr *)&sockets[i].storage, sockets[i].size},
+            .conn_handler = {.cb = on_connection, .arg = ucx},
+        };
+        error = ucp_listener_create(ucx->worker, &params, &ucx->listener);
+        if (error == UCS_OK) {
+            return set_socket_address(ucx);
+        }
+        ucx->listener = NULL;
+        if (error == UCS_ERR_BUSY) {
+            break; /* the same name on another family would only hide the mistake */
+        }
+    }
+    return error == UCS_ERR_BUSY
+               ? FL_FAIL(
+                     FL_BUSY,
+                     "cannot listen on %s: the port is in use; stop the other process or choose "
+                     "another port",
+                     text)
+               : FL_FAIL(FL_INVALID, "cannot listen on %s: %s (is it an address of this machine?)",
+                         text, ucs_status_string(error));
+}
+
+fl_status transport_ucx_open(const struct transport_ucx_config *config, struct transport **out)
+{
+    struct fl_network_address place;
+    struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
+    size_t count = 0;
+    bool loopback = config->listen != NULL;
+    if (config->listen != NULL) {
+        FL_TRY(fl_network_address_parse(config->listen, strlen(config->listen), &place));
+        if (place.is_unix) {
+            return FL_FAIL(FL_INVALID, "cannot listen on \"%.64s\": nodes need HOST:PORT",
+                           config->listen);
+        }
+        FL_TRY(resolve(&place, sockets, &count));
+    }
+    for (size_t i = 0; i < count; i++) {
+        loopback = loopback && fl_network_socket_is_loopback(&sockets[i]);
+    }
+    struct ucx *ucx = calloc(1, sizeof(*ucx));
+    if (ucx == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory for a transport of %zu bytes", sizeof(*ucx));
+    }
+    ucx->transport.ops = &ucx_ops;
+    ucx->next_look_ns = UINT64_MAX;
+    list_init(&ucx->done);
+    fl_random_bytes(&ucx->process, sizeof(ucx->process));
+    ucx->process |= 1; /* 0 means none */
+    keep_quiet(ucx);
+    fl_status status = open_context(ucx, loopback);
+    if (status == FL_OK) {
+        status = open_worker(ucx);
+    }
+    if (status == FL_OK) {
+        status = config->listen != NULL ? listen_on(ucx, config->listen, sockets, count)
+                                        : set_worker_address(ucx);
+    }
+    if (status != FL_OK) {
+        ucx_close(&ucx->transport);
+        return status;
+    }
+    *out = &ucx->transport;
+    return FL_OK;
+}
