@@ -247,7 +247,12 @@ struct fl_client_event {
     } as;
 };
 
-/* As fl_cluster_message_pack() and _unpack() do, with client.proto. */
+/* As fl_cluster_message_pack() and _unpack() do, with client.proto.
+ *
+ * A request that cannot be read at all is FL_PROTOCOL (FL_TOO_LARGE over the limit): close.  One
+ * of another version is FL_UNSUPPORTED, one with a wrong field is FL_INVALID: then out->id is set,
+ * so that the answer is an ERROR with fl_last_error() and the connection goes on.  A top_p or
+ * repetition_penalty of 0 arrives as 1, no sampling at all as greedy. */
 FL_MUST_CHECK fl_status fl_client_request_pack(const struct fl_client_request *request,
                                                struct fl_arena *scratch, void *out, size_t size,
                                                size_t *out_size);

@@ -291,7 +291,8 @@ struct fl_fetch_header {
     uint64_t checksum; /* XXH3-64 of the data */
 };
 
-/* Little-endian, fixed; unpack checks size, limits and flags: FL_PROTOCOL with a sentence. */
+/* Little-endian, fixed; `size` is the header's alone.  unpack checks size, limits and flags:
+ * FL_PROTOCOL with a sentence. */
 void fl_activation_header_pack(const struct fl_activation_header *header,
                                unsigned char out[FL_ACTIVATION_HEADER_SIZE]);
 FL_MUST_CHECK fl_status fl_activation_header_unpack(const void *data, size_t size,
