@@ -1,0 +1,474 @@
+/* cpu_matmul.h - matrix products on packed weights, for one instruction set.
+ *
+ * Included by a file compiled for that set that has included simd_avx2.h or
+ * simd_avx512.h; empty otherwise.  One lane is one output row, so every lane repeats ref.c's sums in
+ * ref.c's order and the results are equal to the last bit.
+ *
+ * A tile is one row group (or one register of it) times up to SIMD_TILE_ROWS
+ * activations: weights are unpacked once per tile.  Bytes moved: the packed
+ * weights once for every MATMUL_CHUNK_ROWS activations, the activations from
+ * the cache once per group.
+ *
+ * Thread:  any.
+ * Shapes:  T activations, N outputs, K columns, B = K / 32 blocks.
+ */
+#ifndef KERNELS_CPU_MATMUL_H
+#define KERNELS_CPU_MATMUL_H
+
+#include "kernels/kernels.h"
+#include "kernels/matrix_layout.h"
+#include "kernels/parts.h"
+
+#if defined(__AVX2__)
+
+enum {
+    MATMUL_CHUNK_ROWS = 128,     /* activations that stay in the second-level cache */
+    MATMUL_PREFETCH_SIZE = 2048, /* how far ahead of a single activation's pass */
+    SIMD_REGISTER = LAYOUT_REGISTER / SIMD_PARTS, /* bytes */
+};
+
+/* What is constant while a group is multiplied. */
+struct product {
+    const uint8_t *group; /* packed weights of 16 rows */
+    size_t group_size;
+    const struct activations *x;
+    uint32_t first; /* activation the tile begins with */
+    uint32_t n;     /* row the group begins with */
+    uint32_t rows;  /* N */
+    float *out;
+};
+
+static ALWAYS_INLINE int quant_bits(enum fl_dtype dtype)
+{
+    switch (dtype) {
+    case FL_DTYPE_Q4_0:
+    case FL_DTYPE_Q4_1:
+    case FL_DTYPE_Q4_K: return 4;
+    case FL_DTYPE_Q5_0:
+    case FL_DTYPE_Q5_1:
+    case FL_DTYPE_Q5_K: return 5;
+    case FL_DTYPE_Q6_K: return 6;
+    case FL_DTYPE_Q8_0:
+    case FL_DTYPE_F32:
+    case FL_DTYPE_F16:
+    case FL_DTYPE_BF16: break;
+    }
+    return 8;
+}
+
+/* What a stored quant is too large by. */
+static ALWAYS_INLINE int16_t quant_offset(enum fl_dtype dtype)
+{
+    return dtype == FL_DTYPE_Q4_0   ? 8
+           : dtype == FL_DTYPE_Q5_0 ? 16
+           : dtype == FL_DTYPE_Q6_K ? 32
+                                    : 0;
+}
+
+/* Operands of a block: lane r, byte i of q[j] is column 4j + i of row r, as stored. */
+static ALWAYS_INLINE void block_unpack(enum fl_dtype dtype, const uint8_t *group,
+                                       const struct layout_block *at, int part, vi q[8])
+{
+    const uint8_t *quants = group + at->quants + part * SIMD_REGISTER;
+    const uint8_t *bits = group + at->bits + part * SIMD_REGISTER;
+    if (dtype == FL_DTYPE_Q8_0) {
+        UNROLL
+        for (int j = 0; j < 8; j++) {
+            q[j] = vi_load(quants + j * LAYOUT_REGISTER);
+        }
+        return;
+    }
+    const vi low = vi_set(0x0f0f0f0f);
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+        const vi x = vi_load(quants + j * LAYOUT_REGISTER);
+        q[j] = vi_and(x, low);
+        q[j + 4] = vi_and(vi_shift_right(x, 4), low);
+    }
+    if (quant_bits(dtype) == 5) {
+        const vi fifth = vi_load(bits);
+        const vi mask = vi_set(0x10101010);
+        UNROLL
+        for (int j = 0; j < 8; j++) {
+            const vi moved = j < 4 ? vi_shift_left(fifth, 4 - j) : vi_shift_right(fifth, j - 4);
+            q[j] = vi_or(q[j], vi_and(moved, mask));
+        }
+    } else if (quant_bits(dtype) == 6) {
+        const vi mask = vi_set(0x30303030);
+        UNROLL
+        for (int j = 0; j < 8; j++) {
+            const vi pairs = vi_load(bits + j / 4 * LAYOUT_REGISTER);
+            const int m = j % 4;
+            const vi moved =
+                m < 2 ? vi_shift_left(pairs, 4 - 2 * m) : vi_shift_right(pairs, 2 * m - 4);
+            q[j] = vi_or(q[j], vi_and(moved, mask));
+        }
+    }
+}
+
+/* Scales of columns 0 .. 15 and 16 .. 31, and the minimum where the type has one. */
+static ALWAYS_INLINE void block_scales(enum fl_dtype dtype, const uint8_t *group,
+                                       const struct layout_block *at, int part, vf scale[2],
+                                       vf *min)
+{
+    const size_t halves = (size_t)part * SIMD_LANES * 2;
+    const size_t bytes = (size_t)part * SIMD_LANES;
+    const vf d = vf_load_f16(group + at->d + halves);
+    scale[0] = d;
+    scale[1] = d;
+    *min = d;
+    if (dtype == FL_DTYPE_Q4_1 || dtype == FL_DTYPE_Q5_1) {
+        *min = vf_load_f16(group + at->m + halves);
+    } else if (dtype == FL_DTYPE_Q4_K || dtype == FL_DTYPE_Q5_K) {
+        scale[0] = vf_mul(d, vf_load_u8(group + at->scales + bytes));
+        scale[1] = scale[0];
+        const vf m = vf_load_f16(group + at->m + halves);
+        *min = vf_negate(vf_mul(m, vf_load_u8(group + at->mins + bytes)));
+    } else if (dtype == FL_DTYPE_Q6_K) {
+        scale[0] = vf_mul(d, vf_load_i8(group + at->scales + bytes));
+        scale[1] = vf_mul(d, vf_load_i8(group + at->scales + LAYOUT_U8_SCALES + bytes));
+    }
+}
+
+static ALWAYS_INLINE void block_prefetch(enum fl_dtype dtype, const uint8_t *group,
+                                         const struct layout_block *at)
+{
+    const size_t size = layout_unit_size(dtype) / (layout_unit_columns(dtype) / MATRIX_BLOCK);
+    UNROLL
+    for (size_t i = 0; i < size; i += 64) {
+        simd_prefetch(group + at->quants + MATMUL_PREFETCH_SIZE + i);
+    }
+}
+
+/* One block of one register of rows times one activation, in 8 bits. */
+static ALWAYS_INLINE vf block_product(enum fl_dtype dtype, const vi q[8], const vf scale[2], vf min,
+                                      const struct activations *x, size_t block, vf acc)
+{
+    const int8_t *a = x->q8.q + block * Q8_BLOCK;
+    const int16_t *sums = x->q8.sums + block * 2;
+    const vf a_scale = vf_set(x->q8.scale[block]);
+    const int16_t offset = (int16_t)-quant_offset(dtype);
+    if (dtype == FL_DTYPE_Q6_K) {
+        const vi first = simd_dot(simd_sums(sums, offset, 0), q, a, 4, 6);
+        const vi second = simd_dot(simd_sums(sums, 0, offset), q + 4, a + 16, 4, 6);
+        const vf once = vf_fma(vf_from_int(first), vf_mul(scale[0], a_scale), acc);
+        return vf_fma(vf_from_int(second), vf_mul(scale[1], a_scale), once);
+    }
+    vi dot;
+    if (dtype == FL_DTYPE_Q8_0) {
+        dot = simd_dot_signed(q, a, sums);
+    } else {
+        const vi start = offset != 0 ? simd_sums(sums, offset, offset) : vi_set(0);
+        dot = simd_dot(start, q, a, 8, quant_bits(dtype));
+    }
+    const vf out = vf_fma(vf_from_int(dot), vf_mul(scale[0], a_scale), acc);
+    if (!matrix_has_min(dtype)) {
+        return out;
+    }
+    return vf_fma(vf_from_int(simd_sums(sums, 1, 1)), vf_mul(min, a_scale), out);
+}
+
+static ALWAYS_INLINE void tile_store(const struct product *p, int part, uint32_t t, vf acc)
+{
+    const uint32_t n = p->n + (uint32_t)part * SIMD_LANES;
+    const uint32_t count = n < p->rows ? p->rows - n : 0;
+    vf_store(p->out + (size_t)(p->first + t) * p->rows + n, acc, count);
+}
+
+/* `tile_rows` activations times registers part_first .. of a group, 8-bit. */
+static ALWAYS_INLINE void tile_q8(enum fl_dtype dtype, const struct product *p, int tile_rows,
+                                  int part_first, int part_count)
+{
+    const uint32_t blocks = p->x->columns / MATRIX_BLOCK;
+    const size_t base = (size_t)p->first * blocks;
+    vf acc[SIMD_PARTS][SIMD_TILE_ROWS];
+    UNROLL
+    for (int t = 0; t < tile_rows; t++) {
+        UNROLL
+        for (int i = 0; i < part_count; i++) {
+            acc[i][t] = vf_set(0.0f);
+        }
+    }
+    for (uint32_t b = 0; b < blocks; b++) {
+        const struct layout_block at = layout_block_at(dtype, b);
+        if (tile_rows == 1) {
+            block_prefetch(dtype, p->group, &at);
+        }
+        UNROLL
+        for (int i = 0; i < part_count; i++) {
+            vi q[8];
+            vf scale[2], min;
+            block_unpack(dtype, p->group, &at, part_first + i, q);
+            block_scales(dtype, p->group, &at, part_first + i, scale, &min);
+            UNROLL
+            for (int t = 0; t < tile_rows; t++) {
+                const size_t block = base + (size_t)t * blocks + b;
+                acc[i][t] = block_product(dtype, q, scale, min, p->x, block, acc[i][t]);
+            }
+        }
+    }
+    UNROLL
+    for (int t = 0; t < tile_rows; t++) {
+        UNROLL
+        for (int i = 0; i < part_count; i++) {
+            tile_store(p, part_first + i, (uint32_t)t, acc[i][t]);
+        }
+    }
+}
+
+/* The same with float activations, columns ascending. */
+static ALWAYS_INLINE void tile_f32(enum fl_dtype dtype, const struct product *p, int tile_rows,
+                                   int part)
+{
+    const size_t columns = p->x->columns;
+    const float *a = p->x->f32 + p->first * columns;
+    const vi offset = vi_set(-quant_offset(dtype));
+    vf acc[SIMD_TILE_ROWS];
+    UNROLL
+    for (int t = 0; t < tile_rows; t++) {
+        acc[t] = vf_set(0.0f);
+    }
+    for (uint32_t b = 0; b < columns / MATRIX_BLOCK; b++) {
+        const struct layout_block at = layout_block_at(dtype, b);
+        vi q[8];
+        vf scale[2], min;
+        block_unpack(dtype, p->group, &at, part, q);
+        block_scales(dtype, p->group, &at, part, scale, &min);
+        for (int c = 0; c < MATRIX_BLOCK; c++) {
+            const vi word = vi_shift_left(q[c / 4], 24 - c % 4 * 8);
+            const vi quant =
+                dtype == FL_DTYPE_Q8_0 ? vi_shift_right_signed(word, 24) : vi_shift_right(word, 24);
+            vf w = vf_mul(vf_from_int(vi_add(quant, offset)), scale[c / MATRIX_HALF_BLOCK]);
+            if (matrix_has_min(dtype)) {
+                w = vf_add(w, min);
+            }
+            UNROLL
+            for (int t = 0; t < tile_rows; t++) {
+                const size_t k = (size_t)b * MATRIX_BLOCK + (size_t)c;
+                acc[t] = vf_fma(w, vf_set(a[(size_t)t * columns + k]), acc[t]);
+            }
+        }
+    }
+    UNROLL
+    for (int t = 0; t < tile_rows; t++) {
+        tile_store(p, part, (uint32_t)t, acc[t]);
+    }
+}
+
+static ALWAYS_INLINE vf element_load(enum fl_dtype dtype, const uint8_t *at)
+{
+    return dtype == FL_DTYPE_F16    ? vf_load_f16(at)
+           : dtype == FL_DTYPE_BF16 ? vf_load_bf16(at)
+                                    : vf_load((const float *)(const void *)at);
+}
+
+/* F32, F16 and BF16 weights: `groups` neighbouring groups, as one sum alone would wait for itself. */
+static ALWAYS_INLINE void tile_float(enum fl_dtype dtype, const struct product *p, int tile_rows,
+                                     int groups)
+{
+    const size_t columns = p->x->columns;
+    const size_t unit = layout_unit_size(dtype);
+    const float *a = p->x->f32 + p->first * columns;
+    vf acc[2][SIMD_PARTS][SIMD_TILE_ROWS];
+    UNROLL
+    for (int g = 0; g < groups; g++) {
+        UNROLL
+        for (int i = 0; i < SIMD_PARTS; i++) {
+            UNROLL
+            for (int t = 0; t < tile_rows; t++) {
+                acc[g][i][t] = vf_set(0.0f);
+            }
+        }
+    }
+    for (size_t k = 0; k < columns; k++) {
+        UNROLL
+        for (int g = 0; g < groups; g++) {
+            const uint8_t *at = p->group + (size_t)g * p->group_size + k * unit;
+            UNROLL
+            for (int i = 0; i < SIMD_PARTS; i++) {
+                const vf w = element_load(dtype, at + (size_t)i * (unit / SIMD_PARTS));
+                UNROLL
+                for (int t = 0; t < tile_rows; t++) {
+                    const vf x = vf_set(a[(size_t)t * columns + k]);
+                    acc[g][i][t] = vf_fma(w, x, acc[g][i][t]);
+                }
+            }
+        }
+    }
+    UNROLL
+    for (int g = 0; g < groups; g++) {
+        struct product at = *p;
+        at.n += (uint32_t)g * MATRIX_ROW_GROUP;
+        UNROLL
+        for (int i = 0; i < SIMD_PARTS; i++) {
+            UNROLL
+            for (int t = 0; t < tile_rows; t++) {
+                tile_store(&at, i, (uint32_t)t, acc[g][i][t]);
+            }
+        }
+    }
+}
+
+/* A whole tile of `tile_rows` activations with weights and mode known to the compiler. */
+static ALWAYS_INLINE void tile(enum fl_dtype dtype, enum activation_mode mode,
+                               const struct product *p, int tile_rows)
+{
+    if (dtype == FL_DTYPE_F32 || dtype == FL_DTYPE_F16 || dtype == FL_DTYPE_BF16) {
+        tile_float(dtype, p, tile_rows, 1);
+    } else if (mode == ACTIVATION_F32) {
+        for (int part = 0; part < SIMD_PARTS; part++) {
+            tile_f32(dtype, p, tile_rows, part);
+        }
+    } else if (tile_rows == 1) {
+        tile_q8(dtype, p, 1, 0, SIMD_PARTS);
+    } else {
+        /* Register by register: all accumulators and operands of a group would not fit. */
+        for (int part = 0; part < SIMD_PARTS; part++) {
+            tile_q8(dtype, p, tile_rows, part, 1);
+        }
+    }
+}
+
+/* Activations p->first .. p->first + count - 1 times one group. */
+static ALWAYS_INLINE void group_product(enum fl_dtype dtype, enum activation_mode mode,
+                                        struct product *p, uint32_t count)
+{
+    uint32_t left = count;
+    while (left >= SIMD_TILE_ROWS) {
+        tile(dtype, mode, p, SIMD_TILE_ROWS);
+        p->first += SIMD_TILE_ROWS;
+        left -= SIMD_TILE_ROWS;
+    }
+    while (left >= 2) {
+        tile(dtype, mode, p, 2);
+        p->first += 2;
+        left -= 2;
+    }
+    if (left > 0) {
+        tile(dtype, mode, p, 1);
+    }
+}
+
+/* `groups` groups from p->group on, for activations p->first .. p->first + count - 1. */
+static ALWAYS_INLINE void groups_product(enum fl_dtype dtype, enum activation_mode mode,
+                                         const struct product *p, uint32_t groups, uint32_t count)
+{
+    struct product at = *p;
+    uint32_t g = 0;
+    if (count == 1 && layout_unit_columns(dtype) == 1) {
+        for (; g + 2 <= groups; g += 2) {
+            tile_float(dtype, &at, 1, 2);
+            at.group += 2 * at.group_size;
+            at.n += 2 * MATRIX_ROW_GROUP;
+        }
+    }
+    for (; g < groups; g++) {
+        at.first = p->first;
+        group_product(dtype, mode, &at, count);
+        at.group += at.group_size;
+        at.n += MATRIX_ROW_GROUP;
+    }
+}
+
+/* One function per type and mode: the compiler sees both as constants. */
+#    define PRODUCT_OF(dtype)                                                   \
+        static __attribute__((noinline)) void product_##dtype##_q8(             \
+            const struct product *p, uint32_t groups, uint32_t count)           \
+        {                                                                       \
+            groups_product(FL_DTYPE_##dtype, ACTIVATION_Q8, p, groups, count);  \
+        }                                                                       \
+        static __attribute__((noinline)) void product_##dtype##_f32(            \
+            const struct product *p, uint32_t groups, uint32_t count)           \
+        {                                                                       \
+            groups_product(FL_DTYPE_##dtype, ACTIVATION_F32, p, groups, count); \
+        }
+PRODUCT_OF(Q4_0)
+PRODUCT_OF(Q4_1)
+PRODUCT_OF(Q5_0)
+PRODUCT_OF(Q5_1)
+PRODUCT_OF(Q8_0)
+PRODUCT_OF(Q4_K)
+PRODUCT_OF(Q5_K)
+PRODUCT_OF(Q6_K)
+#    undef PRODUCT_OF
+
+#    define PRODUCT_OF_FLOATS(dtype)                                                           \
+        static __attribute__((noinline)) void product_##dtype(const struct product *p,         \
+                                                              uint32_t groups, uint32_t count) \
+        {                                                                                      \
+            groups_product(FL_DTYPE_##dtype, ACTIVATION_F32, p, groups, count);                \
+        }
+PRODUCT_OF_FLOATS(F32)
+PRODUCT_OF_FLOATS(F16)
+PRODUCT_OF_FLOATS(BF16)
+#    undef PRODUCT_OF_FLOATS
+
+static void product_run(enum fl_dtype dtype, enum activation_mode mode, const struct product *p,
+                        uint32_t groups, uint32_t count)
+{
+#    define CASE(dtype)                                                                           \
+    case FL_DTYPE_##dtype:                                                                        \
+        (mode == ACTIVATION_Q8 ? product_##dtype##_q8 : product_##dtype##_f32)(p, groups, count); \
+        break
+    switch (dtype) {
+    case FL_DTYPE_F32: product_F32(p, groups, count); break;
+    case FL_DTYPE_F16: product_F16(p, groups, count); break;
+    case FL_DTYPE_BF16:
+        product_BF16(p, groups, count);
+        break;
+        CASE(Q4_0);
+        CASE(Q4_1);
+        CASE(Q5_0);
+        CASE(Q5_1);
+        CASE(Q8_0);
+        CASE(Q4_K);
+        CASE(Q5_K);
+        CASE(Q6_K);
+    }
+#    undef CASE
+}
+
+struct matmul_job {
+    const struct matrix *w;
+    const struct activations *x;
+    enum activation_mode mode;
+    uint32_t groups, parts;
+    float *out;
+};
+
+static void matmul_part(void *ctx, uint32_t part, uint32_t thread)
+{
+    const struct matmul_job *job = ctx;
+    const struct matrix *w = job->w;
+    (void)thread;
+    const uint32_t first = parts_first(part, job->parts, job->groups);
+    const uint32_t end = parts_first(part + 1, job->parts, job->groups);
+    const size_t group_size = layout_group_size(w->dtype, w->columns);
+    struct product p = {
+        .group = (const uint8_t *)w->data + first * group_size,
+        .group_size = group_size,
+        .x = job->x,
+        .n = first * MATRIX_ROW_GROUP,
+        .rows = w->rows,
+        .out = job->out,
+    };
+    while (p.first < job->x->rows) {
+        const uint32_t left = job->x->rows - p.first;
+        const uint32_t count = left < MATMUL_CHUNK_ROWS ? left : MATMUL_CHUNK_ROWS;
+        product_run(w->dtype, job->mode, &p, end - first, count);
+        p.first += count;
+    }
+}
+
+static void matmul(void *stream, const struct matrix *w, const struct activations *x,
+                   enum activation_mode mode, float *out)
+{
+    FL_ASSERT(x->columns == w->columns);
+    struct matmul_job job = {w, x,  mode, (w->rows + MATRIX_ROW_GROUP - 1) / MATRIX_ROW_GROUP,
+                             0, out};
+    job.parts = parts_count(stream, job.groups, (uint64_t)w->rows * w->columns * x->rows);
+    cpu_pool_run(stream, job.parts, matmul_part, &job);
+}
+
+#endif
+#endif
