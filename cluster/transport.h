@@ -100,9 +100,10 @@ struct transport_ops {
 
 /* UCX over TCP, or over what the environment's UCX_TLS names.
  * `listen`: "host:port" (port 0: any), or NULL for none: then the address is the worker's, for
- * exchange over MPI.  The address reported is the one bound, in figures; bound to 0.0.0.0 it is of
- * no use to others (see fl_network_source_toward).  What listens on loopback reaches loopback only.
- * IPv4 only: of a host that has both kinds of address the IPv4 ones are used.
+ * exchange over MPI.  With a key nobody gets past the listener without it.  The address reported is
+ * the one bound, in figures; bound to 0.0.0.0 it is of no use to others (see
+ * fl_network_source_toward).  What listens on loopback reaches loopback only.  The listener may be
+ * on IPv6, but UCX 1.13 moves data over IPv4 only: machines need both, or IPv4.
  * FL_INVALID for a host that does not resolve, FL_BUSY for a port in use. */
 struct transport_ucx_config {
     const char *listen;

@@ -1,13 +1,12 @@
-/* Messages are UCX active messages.  A *pipe* is a UCX endpoint, a *link* is what our callers see.
+/* Messages are UCX active messages.  A *pipe* is a UCX endpoint to another process's worker, shared
+ * by all links between the two, because UCX pairs up endpoints that two workers make to each other.
  *
  *   opener                                  answerer
- *   KNOCK(token, [worker address]) ──►      makes a link, accepted()
+ *   (both have met at the door, door.h, or over MPI: each knows the other's worker address)
+ *   KNOCK(token, ticket or address) ──►     makes a link, accepted()
  *          ◄── GREET(to, token)
  *   MESSAGE(to, sequence, type) ◄──►
- *   BYE(to) ──►  ◄── BYE(to)                both have everything; the pipe goes
- *
- * By socket address every link has its own pipe.  By worker address (MPI) all links between two
- * processes share one, because UCX pairs up endpoints that two workers make to each other.
+ *   BYE(to) ──►  ◄── BYE(to)                both have everything
  *
  * A message names its link by a random token of the receiver: UCX does not say which socket a
  * message came in on, so a stranger who speaks UCX must not be able to guess his way into a link
@@ -18,24 +17,30 @@
  */
 #include "cluster/transport.h"
 
+#include <ifaddrs.h>
 #include <inttypes.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
 #include <ucp/api/ucp.h>
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 
+#include "cluster/door.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/network_address.h"
 #include "proto/pool_key.h"
 
 enum {
-    PIPE_MAX = TRANSPORT_LINK_MAX + 64, /* also those that have not knocked, or are closing */
+    PIPE_MAX = TRANSPORT_LINK_MAX + 64, /* also those that are closing */
     QUEUE_COUNT_MAX = 256,              /* messages of one link that have not left */
     QUEUE_BYTES_MAX = 16 << 20,
     COPY_CACHE_MAX = 8 << 20, /* bytes of copy buffers kept for the next messages */
@@ -43,7 +48,7 @@ enum {
     PROGRESS_MAX = 64, /* rounds of UCX progress in one call */
     TEXT_MAX = 256,
     WIRE_HEADER_SIZE = 16, /* to u64, sequence u32, type u16, header size u16 */
-    KNOCK_SIZE = 16,       /* magic u64, token u64 */
+    KNOCK_SIZE = 24,       /* magic u64, token u64, ticket u64 */
     GREET_SIZE = 16,       /* to u64, token u64 */
     BYE_SIZE = 8,          /* to u64 */
     BLOB_PROCESS_SIZE = 8, /* in front of a worker's address */
@@ -52,9 +57,10 @@ enum {
 enum { AM_MESSAGE = 1, AM_KNOCK = 2, AM_GREET = 3, AM_BYE = 4 };
 
 static const uint64_t knock_magic = UINT64_C(0x316b6e6f6e6b6c66);
-static const uint64_t knock_wait_ns = 5 * FL_NS_PER_S; /* an accepted socket that says nothing */
+static const uint64_t door_wait_ns = 5 * FL_NS_PER_S;  /* from a TCP connection to a link */
+static const uint64_t gone_wait_ns = FL_NS_PER_S / 4;  /* a goodbye still under way in UCX */
+static const uint64_t idle_wait_ns = 10 * FL_NS_PER_S; /* a pipe that no link uses */
 static const uint64_t close_wait_ns = 2 * FL_NS_PER_S; /* a goodbye that is not answered */
-static const uint64_t linger_ns = FL_NS_PER_S;         /* our goodbye may still be on its way */
 
 static const size_t copy_class_size[COPY_CLASSES] = {1 << 9,  1 << 12, 1 << 15,
                                                      1 << 18, 1 << 20, 1 << 22};
@@ -67,15 +73,21 @@ struct pipe {
     ucp_ep_h ep;          /* NULL: the slot is free, unless `closing` */
     void *closing;        /* request of the endpoint's close */
     bool failed;          /* the error handler ran, or a send failed at once */
-    bool incoming;        /* has not knocked yet */
     ucs_status_t error;   /* valid when failed */
     unsigned link_count;  /* links that use it */
-    uint64_t process;     /* worker mode: whose worker; else 0 */
+    uint64_t process;     /* whose worker */
     uint64_t deadline_ns; /* close it then when no link uses it; 0: never */
     char peer[TRANSPORT_TEXT_MAX];
 };
 
-enum link_state { LINK_FREE, LINK_OPENING, LINK_OPEN, LINK_CLOSING, LINK_DEAD };
+enum link_state {
+    LINK_FREE,
+    LINK_AWAITED, /* admitted at the door, has not knocked; nobody knows of it */
+    LINK_OPENING,
+    LINK_OPEN,
+    LINK_CLOSING,
+    LINK_DEAD,
+};
 
 struct send {
     struct send *next;
@@ -98,20 +110,20 @@ struct send_list {
 struct link {
     enum link_state state;
     transport_link id;
+    bool known; /* to our caller */
     uint64_t token;
     uint64_t remote_token;
-    struct pipe *pipe; /* NULL when dead */
+    uint64_t ticket;   /* of LINK_AWAITED */
+    door_visit visit;  /* its connection at the door; 0: none, or gone */
+    struct pipe *pipe; /* NULL before it is admitted, and when dead */
     uint32_t sequence_out;
     uint32_t sequence_in;
     unsigned queue_count; /* waiting and in flight */
     size_t queue_bytes;
     unsigned in_flight;       /* with UCX: their data may not be touched yet */
     struct send_list waiting; /* until the answerer greets */
-    uint64_t deadline_ns;     /* of a goodbye */
-    fl_status why;            /* of LINK_DEAD and LINK_CLOSING */
-    size_t target_next;       /* the next of the addresses to try */
-    size_t target_count;
-    struct fl_network_socket targets[FL_NETWORK_RESOLVED_MAX];
+    uint64_t deadline_ns;     /* of a goodbye; 0: none */
+    fl_status why;            /* how it ended, or will */
     char peer[TRANSPORT_TEXT_MAX];
     char text[TEXT_MAX];
 };
@@ -120,15 +132,16 @@ struct ucx {
     struct transport transport; /* first: the ops get a pointer to it */
     ucp_context_h context;
     ucp_worker_h worker;
-    ucp_listener_h listener; /* NULL in worker mode */
-    int fd;
-    bool quiet;     /* UCX's own lines go to our log */
-    bool attention; /* some pipe or link needs a look by the next progress() */
+    struct door *door; /* NULL when the address is the worker's */
+    int fd;            /* epoll over UCX's descriptor and the door's */
+    bool quiet;        /* UCX's own lines go to our log */
+    bool attention;    /* some pipe or link needs a look by the next progress() */
     uint64_t next_look_ns;
     uint64_t link_counter;
     uint64_t process;
     struct transport_events events;
-    struct fl_address address;
+    struct fl_address address;        /* where others reach us */
+    struct fl_address worker_address; /* process u64, then the worker's address */
     struct link links[TRANSPORT_LINK_MAX];
     struct pipe pipes[PIPE_MAX];
     struct send *free_sends;
@@ -305,7 +318,7 @@ static void post(struct pipe *pipe, unsigned id, struct send *send)
     const ucp_request_param_t param = {
         .op_attr_mask =
             UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-        .flags = UCP_AM_SEND_FLAG_EAGER | (id == AM_KNOCK ? UCP_AM_SEND_FLAG_REPLY : 0),
+        .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = on_sent,
         .user_data = send,
     };
@@ -326,7 +339,8 @@ static void post(struct pipe *pipe, unsigned id, struct send *send)
 
 /* One of the transport's own messages; lost silently when memory is out, as the peer's deadline
  * covers it. */
-static void post_own(struct pipe *pipe, unsigned id, uint64_t first, uint64_t second, size_t size)
+static void post_own(struct pipe *pipe, unsigned id, uint64_t first, uint64_t second,
+                     uint64_t third, size_t size)
 {
     struct send *send = send_take(pipe->ucx);
     if (send == NULL) {
@@ -335,10 +349,11 @@ static void post_own(struct pipe *pipe, unsigned id, uint64_t first, uint64_t se
     }
     put_u64(send->header, first);
     put_u64(send->header + 8, second);
+    put_u64(send->header + 16, third);
     send->header_size = size;
-    if (id == AM_KNOCK && pipe->process != 0) {
-        send->data = pipe->ucx->address.bytes;
-        send->size = pipe->ucx->address.size;
+    if (id == AM_KNOCK && pipe->ucx->door == NULL) {
+        send->data = pipe->ucx->worker_address.bytes;
+        send->size = pipe->ucx->worker_address.size;
     }
     post(pipe, id, send);
 }
@@ -384,26 +399,26 @@ static void pipe_close(struct pipe *pipe)
     pipe->ucx->attention = true;
 }
 
-static void pipe_release(struct pipe *pipe, uint64_t wait_ns)
+static void pipe_release(struct pipe *pipe)
 {
     FL_ASSERT(pipe->link_count > 0);
     pipe->link_count--;
-    if (pipe->link_count == 0 && pipe->process == 0) {
-        pipe->deadline_ns = now_ns() + wait_ns;
+    if (pipe->link_count == 0 && pipe->ucx->door != NULL) {
+        pipe->deadline_ns = now_ns() + idle_wait_ns;
         look_at(pipe->ucx, pipe->deadline_ns);
     }
 }
 
 /* Links. */
 
-static struct link *link_take(struct ucx *ucx, struct pipe *pipe)
+static struct link *link_take(struct ucx *ucx, enum link_state state, struct pipe *pipe)
 {
     for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
         struct link *link = &ucx->links[i];
         if (link->state != LINK_FREE) {
             continue;
         }
-        *link = (struct link){.state = LINK_OPENING, .pipe = pipe};
+        *link = (struct link){.state = state, .known = state != LINK_AWAITED, .pipe = pipe};
         list_init(&link->waiting);
         link->id = ++ucx->link_counter * TRANSPORT_LINK_MAX + i;
         fl_random_bytes(&link->token, sizeof(link->token));
@@ -417,8 +432,7 @@ static struct link *link_take(struct ucx *ucx, struct pipe *pipe)
 }
 
 /* The link is over; closed() follows from progress() once UCX has let go of its messages. */
-static void link_end(struct link *link, struct ucx *ucx, fl_status why, uint64_t pipe_wait_ns,
-                     const char *text)
+static void link_end(struct link *link, struct ucx *ucx, fl_status why, const char *text)
 {
     if (link->state == LINK_DEAD) {
         return;
@@ -433,14 +447,11 @@ static void link_end(struct link *link, struct ucx *ucx, fl_status why, uint64_t
     while ((send = list_pop(&link->waiting)) != NULL) {
         send_give(ucx, send);
     }
-    if (link->pipe != NULL) {
-        link->deadline_ns = now_ns() + close_wait_ns;
-        look_at(ucx, link->deadline_ns);
-        if (link->pipe->process == 0) {
-            pipe_release(link->pipe, pipe_wait_ns);
-            link->pipe = NULL;
-        }
+    if (ucx->door != NULL) {
+        door_leave(ucx->door, link->visit);
+        link->visit = 0;
     }
+    link->deadline_ns = now_ns() + close_wait_ns;
 }
 
 /* A peer that breaks the rules loses the link. */
@@ -448,8 +459,8 @@ static void link_broken(struct link *link, struct ucx *ucx, const char *what)
 {
     char text[TEXT_MAX];
     snprintf(text, sizeof(text), "link to %s: %s", link->peer, what);
-    post_own(link->pipe, AM_BYE, link->remote_token, 0, BYE_SIZE);
-    link_end(link, ucx, FL_PROTOCOL, linger_ns, text);
+    post_own(link->pipe, AM_BYE, link->remote_token, 0, 0, BYE_SIZE);
+    link_end(link, ucx, FL_PROTOCOL, text);
 }
 
 static void link_post(struct link *link, struct send *send)
@@ -460,36 +471,11 @@ static void link_post(struct link *link, struct send *send)
     post(link->pipe, AM_MESSAGE, send);
 }
 
-/* Try the next address of an opening link; false when there is none left. */
-static bool link_try_next(struct ucx *ucx, struct link *link, ucs_status_t *out_error)
-{
-    while (link->target_next < link->target_count) {
-        struct fl_network_socket *target = &link->targets[link->target_next++];
-        struct pipe *pipe = pipe_take(ucx);
-        if (pipe == NULL) {
-            *out_error = UCS_ERR_EXCEEDS_LIMIT;
-            return false;
-        }
-        ucp_ep_params_t params = {
-            .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
-            .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
-            .sockaddr = {(struct sockaddr *)&target->storage, target->size},
-        };
-        *out_error = pipe_create(pipe, &params);
-        if (*out_error == UCS_OK) {
-            pipe->link_count = 1;
-            link->pipe = pipe;
-            post_own(pipe, AM_KNOCK, knock_magic, link->token, KNOCK_SIZE);
-            return true;
-        }
-    }
-    return false;
-}
-
 /* The pipe to another process's worker, made when there is none. */
-static struct pipe *worker_pipe(struct ucx *ucx, const unsigned char *blob)
+static struct pipe *worker_pipe(struct ucx *ucx, const unsigned char *blob, ucs_status_t *out_error)
 {
     const uint64_t process = get_u64(blob);
+    *out_error = UCS_ERR_EXCEEDS_LIMIT;
     for (size_t i = 0; i < PIPE_MAX; i++) {
         struct pipe *pipe = &ucx->pipes[i];
         if (pipe->ep != NULL && !pipe->failed && pipe->process == process) {
@@ -506,7 +492,8 @@ static struct pipe *worker_pipe(struct ucx *ucx, const unsigned char *blob)
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
         .address = (const ucp_address_t *)(const void *)(blob + BLOB_PROCESS_SIZE),
     };
-    return pipe_create(pipe, &params) == UCS_OK ? pipe : NULL;
+    *out_error = pipe_create(pipe, &params);
+    return *out_error == UCS_OK ? pipe : NULL;
 }
 
 /* What arrives. */
@@ -561,21 +548,25 @@ static ucs_status_t on_message(void *arg, const void *wire, size_t wire_size, vo
     return UCS_OK;
 }
 
-/* The pipe a knock came through, NULL when it may not knock there. */
-static struct pipe *knock_pipe(struct ucx *ucx, const void *data, size_t size,
-                               const ucp_am_recv_param_t *param)
+/* The link that a knock is for, NULL when there is none. */
+static struct link *knock_link(struct ucx *ucx, uint64_t ticket, const void *data, size_t size)
 {
-    if (ucx->listener == NULL) {
+    if (ucx->door == NULL) {
         /* A worker's address is only taken from processes that mpirun started with us. */
-        return size > BLOB_PROCESS_SIZE && size <= FL_ADDRESS_MAX ? worker_pipe(ucx, data) : NULL;
+        ucs_status_t error;
+        struct pipe *pipe = size > BLOB_PROCESS_SIZE && size <= FL_ADDRESS_MAX
+                                ? worker_pipe(ucx, data, &error)
+                                : NULL;
+        struct link *link = pipe != NULL ? link_take(ucx, LINK_AWAITED, pipe) : NULL;
+        if (link != NULL) {
+            memcpy(link->peer, pipe->peer, sizeof(link->peer));
+        }
+        return link;
     }
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) {
-        return NULL;
-    }
-    for (size_t i = 0; i < PIPE_MAX; i++) {
-        struct pipe *pipe = &ucx->pipes[i];
-        if (pipe->ep == param->reply_ep && pipe->incoming && !pipe->failed) {
-            return pipe;
+    for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
+        struct link *link = &ucx->links[i];
+        if (link->state == LINK_AWAITED && link->ticket == ticket) {
+            return link;
         }
     }
     return NULL;
@@ -589,22 +580,16 @@ static ucs_status_t on_knock(void *arg, const void *wire, size_t wire_size, void
         (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
         return UCS_OK;
     }
-    struct pipe *pipe = knock_pipe(ucx, data, size, param);
-    if (pipe == NULL) {
-        return UCS_OK;
-    }
-    const uint64_t remote = get_u64((const unsigned char *)wire + 8);
-    struct link *link = link_take(ucx, pipe);
+    const unsigned char *bytes = wire;
+    struct link *link = knock_link(ucx, get_u64(bytes + 16), data, size);
     if (link == NULL) {
-        post_own(pipe, AM_BYE, remote, 0, BYE_SIZE);
         return UCS_OK;
     }
-    pipe->incoming = false;
-    pipe->deadline_ns = 0;
-    link->remote_token = remote;
+    link->remote_token = get_u64(bytes + 8);
     link->state = LINK_OPEN;
-    memcpy(link->peer, pipe->peer, sizeof(link->peer));
-    post_own(pipe, AM_GREET, remote, link->token, GREET_SIZE);
+    link->known = true;
+    link->deadline_ns = 0;
+    post_own(link->pipe, AM_GREET, link->remote_token, link->token, 0, GREET_SIZE);
     ucx->events.accepted(ucx->events.ctx, link->id, link->peer);
     return UCS_OK;
 }
@@ -637,42 +622,87 @@ static ucs_status_t on_bye(void *arg, const void *wire, size_t wire_size, void *
         return UCS_OK;
     }
     char text[TEXT_MAX];
+    snprintf(text, sizeof(text), "%s closed the link", link->peer);
     if (link->state == LINK_OPEN) {
-        post_own(link->pipe, AM_BYE, link->remote_token, 0, BYE_SIZE);
-        snprintf(text, sizeof(text), "%s closed the link", link->peer);
-        link_end(link, ucx, FL_LINK_LOST, linger_ns, text);
-    } else {
-        snprintf(text, sizeof(text), "%s has no room for another link", link->peer);
-        link_end(link, ucx, FL_LINK_LOST, 0, text);
+        post_own(link->pipe, AM_BYE, link->remote_token, 0, 0, BYE_SIZE);
     }
+    link_end(link, ucx, FL_LINK_LOST, text);
     return UCS_OK;
 }
 
-static void on_connection(ucp_conn_request_h request, void *arg)
+/* The door. */
+
+/* A link without a pipe yet: make one to the worker whose address was shown at the door. */
+static bool link_admit(struct ucx *ucx, struct link *link, const void *pass, size_t size)
 {
-    struct ucx *ucx = arg;
-    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
-    struct pipe *pipe = pipe_take(ucx);
-    if (pipe == NULL || ucp_conn_request_query(request, &attr) != UCS_OK) {
-        fl_log(FL_LOG_WARN, "connection refused: %d links are open", PIPE_MAX);
-        (void)ucp_listener_reject(ucx->listener, request);
+    ucs_status_t error = UCS_ERR_INVALID_PARAM;
+    struct pipe *pipe = size > BLOB_PROCESS_SIZE ? worker_pipe(ucx, pass, &error) : NULL;
+    if (pipe == NULL) {
+        char text[TEXT_MAX];
+        snprintf(text, sizeof(text),
+                 "cannot reach %s with UCX: %s (does one side listen on loopback only?)",
+                 link->peer, ucs_status_string(error));
+        link_end(link, ucx, FL_LINK_LOST, text);
+        return false;
+    }
+    pipe->link_count++;
+    link->pipe = pipe;
+    return true;
+}
+
+static struct link *link_by_visit(struct ucx *ucx, door_visit visit)
+{
+    for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
+        if (ucx->links[i].state != LINK_FREE && ucx->links[i].visit == visit) {
+            return &ucx->links[i];
+        }
+    }
+    return NULL;
+}
+
+static void on_admitted(void *ctx, door_visit visit, bool opener, uint64_t ticket, const void *pass,
+                        size_t size, const char *peer)
+{
+    struct ucx *ucx = ctx;
+    if (opener) {
+        struct link *link = link_by_visit(ucx, visit);
+        if (link != NULL && link->state == LINK_OPENING && link_admit(ucx, link, pass, size)) {
+            post_own(link->pipe, AM_KNOCK, knock_magic, link->token, ticket, KNOCK_SIZE);
+        }
         return;
     }
-    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
-                              .conn_request = request};
-    const ucs_status_t status = pipe_create(pipe, &params);
-    if (status != UCS_OK) {
-        fl_log(FL_LOG_WARN, "connection refused: %s", ucs_status_string(status));
-        return; /* UCX has dropped the request */
+    struct link *link = link_take(ucx, LINK_AWAITED, NULL);
+    if (link == NULL) {
+        fl_log(FL_LOG_WARN, "link from %s refused: %d are open, which is the limit", peer,
+               TRANSPORT_LINK_MAX);
+        door_leave(ucx->door, visit);
+        return;
     }
-    struct fl_network_socket socket = {.size = sizeof(attr.client_address),
-                                       .storage = attr.client_address};
-    char text[FL_NETWORK_TEXT_MAX];
-    fl_network_socket_text(&socket, text);
-    snprintf(pipe->peer, sizeof(pipe->peer), "%.*s", TRANSPORT_TEXT_MAX - 1, text);
-    pipe->incoming = true;
-    pipe->deadline_ns = now_ns() + knock_wait_ns;
-    look_at(ucx, pipe->deadline_ns);
+    link->visit = visit;
+    link->ticket = ticket;
+    snprintf(link->peer, sizeof(link->peer), "%s", peer);
+    link->deadline_ns = now_ns() + door_wait_ns;
+    look_at(ucx, link->deadline_ns);
+    (void)link_admit(ucx, link, pass, size);
+}
+
+/* The process behind a link is gone, or closed it: then its goodbye may still be under way. */
+static void on_gone(void *ctx, door_visit visit, fl_status why, const char *text)
+{
+    struct ucx *ucx = ctx;
+    struct link *link = link_by_visit(ucx, visit);
+    if (link == NULL) {
+        return;
+    }
+    link->visit = 0;
+    if (link->state == LINK_OPEN) {
+        link->why = why;
+        snprintf(link->text, sizeof(link->text), "%s", text);
+        link->deadline_ns = now_ns() + gone_wait_ns;
+        look_at(ucx, link->deadline_ns);
+    } else if (link->state == LINK_OPENING || link->state == LINK_AWAITED) {
+        link_end(link, ucx, why, text);
+    }
 }
 
 /* progress(): reports, then deadlines and failures. */
@@ -702,31 +732,14 @@ static unsigned report_sent(struct ucx *ucx)
     return count;
 }
 
-/* The link's pipe has failed: try the next address, or give up. */
+/* The link's pipe has failed. */
 static void link_lost(struct ucx *ucx, struct link *link, ucs_status_t error)
 {
     char text[TEXT_MAX];
-    if (link->state == LINK_OPENING) {
-        pipe_release(link->pipe, 0);
-        link->pipe = NULL;
-        if (link_try_next(ucx, link, &error)) {
-            return;
-        }
-        snprintf(text, sizeof(text), "cannot reach %s: %s", link->peer, ucs_status_string(error));
-    } else {
-        snprintf(text, sizeof(text), "connection to %s lost: %s", link->peer,
-                 ucs_status_string(error));
-    }
-    if (link->state == LINK_DEAD) {
-        pipe_release(link->pipe, 0);
-        link->pipe = NULL;
-        return;
-    }
-    link_end(link, ucx, FL_LINK_LOST, 0, text);
-    if (link->pipe != NULL) {
-        pipe_release(link->pipe, 0);
-        link->pipe = NULL;
-    }
+    snprintf(text, sizeof(text), "connection to %s lost: %s", link->peer, ucs_status_string(error));
+    link_end(link, ucx, FL_LINK_LOST, text);
+    pipe_release(link->pipe);
+    link->pipe = NULL;
 }
 
 static void look_after_pipe(struct ucx *ucx, struct pipe *pipe, uint64_t now)
@@ -761,29 +774,34 @@ static void look_after_pipe(struct ucx *ucx, struct pipe *pipe, uint64_t now)
 
 static unsigned look_after_link(struct ucx *ucx, struct link *link, uint64_t now)
 {
-    const bool late = now >= link->deadline_ns;
-    if (link->state == LINK_CLOSING && late) {
-        link_end(link, ucx, link->why, 0, link->text);
-    }
-    if (link->state == LINK_CLOSING) {
-        look_at(ucx, link->deadline_ns);
+    const bool late = link->deadline_ns != 0 && now >= link->deadline_ns;
+    if (link->state != LINK_FREE && link->state != LINK_DEAD && link->deadline_ns != 0) {
+        if (late) {
+            char text[TEXT_MAX];
+            memcpy(text, link->text, sizeof(text));
+            link_end(link, ucx, link->why, text);
+        } else {
+            look_at(ucx, link->deadline_ns);
+        }
     }
     if (link->state != LINK_DEAD) {
         return 0;
     }
     if (link->in_flight > 0) {
-        if (late && link->pipe != NULL) {
+        if (now >= link->deadline_ns && link->pipe != NULL) {
             pipe_fail(link->pipe, UCS_ERR_ENDPOINT_TIMEOUT);
         }
-        look_at(ucx, late ? now + FL_NS_PER_MS : link->deadline_ns);
+        look_at(ucx, now >= link->deadline_ns ? now + FL_NS_PER_MS : link->deadline_ns);
         return 0;
     }
     if (link->pipe != NULL) {
-        pipe_release(link->pipe, 0);
+        pipe_release(link->pipe);
     }
     const struct link over = *link;
     link->state = LINK_FREE;
-    ucx->events.closed(ucx->events.ctx, over.id, over.why, over.text);
+    if (over.known) {
+        ucx->events.closed(ucx->events.ctx, over.id, over.why, over.text);
+    }
     return 1;
 }
 
@@ -821,6 +839,9 @@ static unsigned ucx_progress(struct transport *transport)
             break;
         }
     }
+    if (ucx->door != NULL) {
+        count += door_poll(ucx->door, now_ns(), &ucx->next_look_ns);
+    }
     count += report_sent(ucx);
     count += look_after_all(ucx);
     return count;
@@ -856,56 +877,36 @@ static void ucx_address(struct transport *transport, struct fl_address *out)
     *out = ucx_of(transport)->address;
 }
 
-/* The IPv4 addresses a place has.  UCX 1.13 overruns its heap (uct_tcp_ep_set_dest_addr) when a
- * connection comes in over IPv6, so none is listened on and none is tried. */
-static fl_status resolve(const struct fl_network_address *place, struct fl_network_socket *out,
-                         size_t *out_count)
-{
-    size_t count = 0;
-    FL_TRY(fl_network_address_resolve(place, out, FL_NETWORK_RESOLVED_MAX, &count));
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (out[i].storage.ss_family == AF_INET) {
-            out[kept++] = out[i];
-        }
-    }
-    if (kept == 0) {
-        return FL_FAIL(FL_INVALID,
-                       "host \"%.64s\" has only an IPv6 address; "
-                       "machines of a pool reach each other over IPv4",
-                       place->host);
-    }
-    *out_count = kept;
-    return FL_OK;
-}
-
 static fl_status connect_socket(struct ucx *ucx, const struct fl_address *address,
                                 transport_link *out)
 {
     struct fl_network_address place;
     struct fl_network_socket targets[FL_NETWORK_RESOLVED_MAX];
     size_t count = 0;
+    if (ucx->door == NULL || address->size > FL_ADDRESS_MAX) {
+        return FL_FAIL(FL_INVALID, "a socket address of %u bytes is of no use here",
+                       (unsigned)address->size);
+    }
     FL_TRY(fl_network_address_parse((const char *)address->bytes, address->size, &place));
     if (place.is_unix || place.port == 0) {
         return FL_FAIL(FL_INVALID, "cannot connect to \"%.*s\": HOST:PORT with a port is needed",
                        (int)(address->size < 64 ? address->size : 64),
                        (const char *)address->bytes);
     }
-    FL_TRY(resolve(&place, targets, &count));
-    struct link *link = link_take(ucx, NULL);
-    if (link == NULL) {
+    FL_TRY(fl_network_address_resolve(&place, targets, FL_NETWORK_RESOLVED_MAX, &count));
+    struct link *link = link_take(ucx, LINK_OPENING, NULL);
+    if (link != NULL) {
+        snprintf(link->peer, sizeof(link->peer), "%.*s",
+                 (int)(address->size < 100 ? address->size : 100), (const char *)address->bytes);
+        link->visit = door_knock(ucx->door, targets, count, link->peer);
+    }
+    if (link == NULL || link->visit == 0) {
+        if (link != NULL) {
+            link->state = LINK_FREE;
+        }
         return FL_FAIL(FL_TOO_LARGE, "%d links are open, which is the limit", TRANSPORT_LINK_MAX);
     }
-    memcpy(link->targets, targets, count * sizeof(targets[0]));
-    link->target_count = count;
-    snprintf(link->peer, sizeof(link->peer), "%.*s",
-             (int)(address->size < 100 ? address->size : 100), (const char *)address->bytes);
-    ucs_status_t error = UCS_OK;
-    if (!link_try_next(ucx, link, &error)) {
-        char text[TEXT_MAX];
-        snprintf(text, sizeof(text), "cannot reach %s: %s", link->peer, ucs_status_string(error));
-        link_end(link, ucx, FL_LINK_LOST, 0, text);
-    }
+    ucx->attention = true; /* it may have been refused on the spot */
     *out = link->id;
     return FL_OK;
 }
@@ -913,21 +914,22 @@ static fl_status connect_socket(struct ucx *ucx, const struct fl_address *addres
 static fl_status connect_worker(struct ucx *ucx, const struct fl_address *address,
                                 transport_link *out)
 {
-    if (ucx->listener != NULL || address->size <= BLOB_PROCESS_SIZE ||
-        address->size > FL_ADDRESS_MAX) {
+    if (ucx->door != NULL || address->size <= BLOB_PROCESS_SIZE || address->size > FL_ADDRESS_MAX) {
         return FL_FAIL(FL_INVALID, "a worker's address of %u bytes is of no use here",
                        (unsigned)address->size);
     }
-    struct pipe *pipe = worker_pipe(ucx, address->bytes);
+    ucs_status_t error = UCS_OK;
+    struct pipe *pipe = worker_pipe(ucx, address->bytes, &error);
     if (pipe == NULL) {
-        return FL_FAIL(FL_INVALID, "cannot make an endpoint to a worker's address");
+        return FL_FAIL(FL_INVALID, "cannot make an endpoint to a worker's address: %s",
+                       ucs_status_string(error));
     }
-    struct link *link = link_take(ucx, pipe);
+    struct link *link = link_take(ucx, LINK_OPENING, pipe);
     if (link == NULL) {
         return FL_FAIL(FL_TOO_LARGE, "%d links are open, which is the limit", TRANSPORT_LINK_MAX);
     }
     memcpy(link->peer, pipe->peer, sizeof(link->peer));
-    post_own(pipe, AM_KNOCK, knock_magic, link->token, KNOCK_SIZE);
+    post_own(pipe, AM_KNOCK, knock_magic, link->token, 0, KNOCK_SIZE);
     *out = link->id;
     return FL_OK;
 }
@@ -999,14 +1001,14 @@ static void ucx_close_link(struct transport *transport, transport_link id)
         return;
     }
     if (link->state == LINK_OPENING) {
-        link_end(link, ucx, FL_CANCELLED, 0, "closed here");
+        link_end(link, ucx, FL_CANCELLED, "closed here");
     } else if (link->state == LINK_OPEN) {
         link->state = LINK_CLOSING;
         link->why = FL_CANCELLED;
         snprintf(link->text, sizeof(link->text), "closed here");
         link->deadline_ns = now_ns() + close_wait_ns;
         look_at(ucx, link->deadline_ns);
-        post_own(link->pipe, AM_BYE, link->remote_token, 0, BYE_SIZE);
+        post_own(link->pipe, AM_BYE, link->remote_token, 0, 0, BYE_SIZE);
     }
 }
 
@@ -1018,9 +1020,12 @@ static void ucx_drop_link(struct transport *transport, transport_link id)
         return;
     }
     struct pipe *pipe = link->pipe;
-    link_end(link, ucx, FL_CANCELLED, 0, "dropped here");
-    if (pipe != NULL) {
-        pipe_fail(pipe, UCS_ERR_CANCELED); /* in worker mode: the whole process is given up */
+    if (link->state == LINK_OPEN) {
+        post_own(pipe, AM_BYE, link->remote_token, 0, 0, BYE_SIZE);
+    }
+    link_end(link, ucx, FL_CANCELLED, "dropped here");
+    if (link->in_flight > 0) {
+        pipe_fail(pipe, UCS_ERR_CANCELED); /* the only way to get the messages' data back */
     }
 }
 
@@ -1073,8 +1078,9 @@ static void ucx_close(struct transport *transport)
         return;
     }
     struct ucx *ucx = ucx_of(transport);
-    if (ucx->listener != NULL) {
-        ucp_listener_destroy(ucx->listener);
+    door_close(ucx->door);
+    if (ucx->fd >= 0) {
+        close(ucx->fd);
     }
     if (ucx->worker != NULL) {
         close_pipes(ucx);
@@ -1138,23 +1144,48 @@ static void keep_quiet(struct ucx *ucx)
     }
 }
 
-static fl_status configure(ucp_config_t *config, bool loopback)
+/* The name of the network device that has this IPv4 address, false for none or 0.0.0.0. */
+static bool device_of(const struct fl_network_socket *place, char out[IF_NAMESIZE])
+{
+    struct sockaddr_in wanted;
+    struct ifaddrs *list = NULL;
+    if (fl_network_socket_is_loopback(place)) {
+        snprintf(out, IF_NAMESIZE, "lo");
+        return true;
+    }
+    if (place->storage.ss_family != AF_INET || getifaddrs(&list) != 0) {
+        return false;
+    }
+    memcpy(&wanted, &place->storage, sizeof(wanted));
+    bool found = false;
+    for (const struct ifaddrs *device = list; device != NULL && !found; device = device->ifa_next) {
+        struct sockaddr_in has;
+        if (device->ifa_addr != NULL && device->ifa_addr->sa_family == AF_INET) {
+            memcpy(&has, device->ifa_addr, sizeof(has));
+            found = has.sin_addr.s_addr == wanted.sin_addr.s_addr;
+            snprintf(out, IF_NAMESIZE, "%s", device->ifa_name);
+        }
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+/* `device`: what UCX may use, "" for all. */
+static fl_status configure(ucp_config_t *config, const char *device)
 {
     /* Shared memory would be quicker on one machine, but it does not notice a killed peer; RDMA
-     * takes part when UCX_TLS names it.  A restarted listener must get its port back at once.
-     * One lane, because two may reorder.  What listens on loopback only keeps to that device: UCX
-     * would otherwise open data ports on every network of the machine. */
+     * takes part when UCX_TLS names it.  One lane, because two may reorder.  UCX keeps to the
+     * device we listen on: it would otherwise open data ports on every network of the machine. */
     const struct {
         const char *env, *name, *value;
-        bool wanted;
     } settings[] = {
-        {"UCX_TLS", "TLS", "tcp,self", true},
-        {"UCX_TCP_CM_REUSEADDR", "TCP_CM_REUSEADDR", "y", true},
-        {NULL, "MAX_EAGER_LANES", "1", true},
-        {"UCX_NET_DEVICES", "NET_DEVICES", "lo", loopback},
+        {"UCX_TLS", "TLS", "tcp,self"},
+        {NULL, "MAX_EAGER_LANES", "1"},
+        {"UCX_NET_DEVICES", "NET_DEVICES", device},
     };
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
-        if (!settings[i].wanted || (settings[i].env != NULL && getenv(settings[i].env) != NULL)) {
+        if (settings[i].value[0] == '\0' ||
+            (settings[i].env != NULL && getenv(settings[i].env) != NULL)) {
             continue;
         }
         const ucs_status_t status = ucp_config_modify(config, settings[i].name, settings[i].value);
@@ -1166,7 +1197,7 @@ static fl_status configure(ucp_config_t *config, bool loopback)
     return FL_OK;
 }
 
-static fl_status open_context(struct ucx *ucx, bool loopback)
+static fl_status open_context(struct ucx *ucx, const char *device)
 {
     ucp_config_t *config = NULL;
     ucs_status_t error = ucp_config_read(NULL, NULL, &config);
@@ -1174,7 +1205,7 @@ static fl_status open_context(struct ucx *ucx, bool loopback)
         return FL_FAIL(FL_INTERNAL, "UCX cannot read its configuration: %s",
                        ucs_status_string(error));
     }
-    fl_status status = configure(config, loopback);
+    fl_status status = configure(config, device);
     if (status == FL_OK) {
         const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
                                      .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
@@ -1203,7 +1234,13 @@ static fl_status open_worker(struct ucx *ucx)
         ucx->worker = NULL;
         return FL_FAIL(FL_INTERNAL, "UCX makes no worker: %s", ucs_status_string(error));
     }
-    error = ucp_worker_get_efd(ucx->worker, &ucx->fd);
+    int fd = -1;
+    struct epoll_event event = {.events = EPOLLIN};
+    error = ucp_worker_get_efd(ucx->worker, &fd);
+    ucx->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (error == UCS_OK && (ucx->fd < 0 || epoll_ctl(ucx->fd, EPOLL_CTL_ADD, fd, &event) != 0)) {
+        error = UCS_ERR_IO_ERROR;
+    }
     const struct {
         unsigned id;
         ucp_am_recv_callback_t cb;
@@ -1241,97 +1278,80 @@ static fl_status set_worker_address(struct ucx *ucx)
                          "name fewer devices in UCX_NET_DEVICES",
                          size, FL_ADDRESS_MAX - BLOB_PROCESS_SIZE);
     } else {
-        ucx->address = (struct fl_address){.kind = FL_ADDRESS_WORKER,
-                                           .size = (uint32_t)(BLOB_PROCESS_SIZE + size)};
-        put_u64(ucx->address.bytes, ucx->process);
-        memcpy(ucx->address.bytes + BLOB_PROCESS_SIZE, address, size);
+        ucx->worker_address = (struct fl_address){.kind = FL_ADDRESS_WORKER,
+                                                  .size = (uint32_t)(BLOB_PROCESS_SIZE + size)};
+        put_u64(ucx->worker_address.bytes, ucx->process);
+        memcpy(ucx->worker_address.bytes + BLOB_PROCESS_SIZE, address, size);
+        ucx->address = ucx->worker_address;
     }
     ucp_worker_release_address(ucx->worker, address);
     return status;
 }
 
-static fl_status set_socket_address(struct ucx *ucx)
+static fl_status open_door(struct ucx *ucx, const struct transport_ucx_config *config,
+                           const struct fl_network_socket *sockets, size_t count)
 {
-    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
-    const ucs_status_t error = ucp_listener_query(ucx->listener, &attr);
-    if (error != UCS_OK) {
-        return FL_FAIL(FL_INTERNAL, "UCX listener has no address: %s", ucs_status_string(error));
+    const struct door_config door = {
+        .listen = sockets,
+        .listen_count = count,
+        .listen_text = config->listen,
+        .party = config->party != 0 ? config->party : FL_PARTY_NODE,
+        .key = config->key,
+        .pass = ucx->worker_address.bytes,
+        .pass_size = ucx->worker_address.size,
+        .wait_ns = door_wait_ns,
+        .events = {.ctx = ucx, .admitted = on_admitted, .gone = on_gone},
+    };
+    FL_TRY(door_open(&door, &ucx->door));
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(ucx->fd, EPOLL_CTL_ADD, door_fd(ucx->door), &event) != 0) {
+        return FL_FAIL(FL_INTERNAL, "cannot wait for the listener on %s", config->listen);
     }
-    const struct fl_network_socket socket = {.size = sizeof(attr.sockaddr),
-                                             .storage = attr.sockaddr};
+    struct fl_network_socket bound;
     char text[FL_NETWORK_TEXT_MAX];
-    fl_network_socket_text(&socket, text);
+    door_address(ucx->door, &bound);
+    fl_network_socket_text(&bound, text);
     ucx->address = (struct fl_address){.kind = FL_ADDRESS_SOCKET, .size = (uint32_t)strlen(text)};
     memcpy(ucx->address.bytes, text, strlen(text));
     return FL_OK;
 }
 
-/* Listen on the first of the addresses that takes it. */
-static fl_status listen_on(struct ucx *ucx, const char *text,
-                           const struct fl_network_socket *sockets, size_t count)
-{
-    ucs_status_t error = UCS_OK;
-    for (size_t i = 0; i < count; i++) {
-        const ucp_listener_params_t params = {
-            .field_mask =
-                UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
-            .sockaddr = {(const struct sockaddr *)&sockets[i].storage, sockets[i].size},
-            .conn_handler = {.cb = on_connection, .arg = ucx},
-        };
-        error = ucp_listener_create(ucx->worker, &params, &ucx->listener);
-        if (error == UCS_OK) {
-            return set_socket_address(ucx);
-        }
-        ucx->listener = NULL;
-        if (error == UCS_ERR_BUSY) {
-            break; /* the same name on another family would only hide the mistake */
-        }
-    }
-    return error == UCS_ERR_BUSY
-               ? FL_FAIL(
-                     FL_BUSY,
-                     "cannot listen on %s: the port is in use; stop the other process or choose "
-                     "another port",
-                     text)
-               : FL_FAIL(FL_INVALID, "cannot listen on %s: %s (is it an address of this machine?)",
-                         text, ucs_status_string(error));
-}
-
-fl_status transport_ucx_open(const struct transport_ucx_config *config, struct transport **out)
+static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *config)
 {
     struct fl_network_address place;
     struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
     size_t count = 0;
-    bool loopback = config->listen != NULL;
+    char device[IF_NAMESIZE] = "";
     if (config->listen != NULL) {
         FL_TRY(fl_network_address_parse(config->listen, strlen(config->listen), &place));
         if (place.is_unix) {
             return FL_FAIL(FL_INVALID, "cannot listen on \"%.64s\": nodes need HOST:PORT",
                            config->listen);
         }
-        FL_TRY(resolve(&place, sockets, &count));
+        FL_TRY(fl_network_address_resolve(&place, sockets, FL_NETWORK_RESOLVED_MAX, &count));
+        if (!device_of(&sockets[0], device)) {
+            device[0] = '\0';
+        }
     }
-    for (size_t i = 0; i < count; i++) {
-        loopback = loopback && fl_network_socket_is_loopback(&sockets[i]);
-    }
+    FL_TRY(open_context(ucx, device));
+    FL_TRY(open_worker(ucx));
+    FL_TRY(set_worker_address(ucx));
+    return config->listen != NULL ? open_door(ucx, config, sockets, count) : FL_OK;
+}
+
+fl_status transport_ucx_open(const struct transport_ucx_config *config, struct transport **out)
+{
     struct ucx *ucx = calloc(1, sizeof(*ucx));
     if (ucx == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "no memory for a transport of %zu bytes", sizeof(*ucx));
     }
     ucx->transport.ops = &ucx_ops;
     ucx->next_look_ns = UINT64_MAX;
+    ucx->fd = -1;
     list_init(&ucx->done);
     fl_random_bytes(&ucx->process, sizeof(ucx->process));
-    ucx->process |= 1; /* 0 means none */
     keep_quiet(ucx);
-    fl_status status = open_context(ucx, loopback);
-    if (status == FL_OK) {
-        status = open_worker(ucx);
-    }
-    if (status == FL_OK) {
-        status = config->listen != NULL ? listen_on(ucx, config->listen, sockets, count)
-                                        : set_worker_address(ucx);
-    }
+    const fl_status status = open_all(ucx, config);
     if (status != FL_OK) {
         ucx_close(&ucx->transport);
         return status;
