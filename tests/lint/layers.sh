@@ -26,7 +26,7 @@ owner_of() {
     ucp/* | ucs/* | uct/*)   echo 'cluster/transport_ucx.c' ;;
     mpi.h)                   echo 'cluster/bootstrap_mpi.c' ;;
     nccl.h)                  echo 'cluster/collective_nccl.c' ;;
-    cJSON.h | cjson/*)       echo 'cluster/topology.c client/json_output.c tests/*.c' ;;
+    cJSON.h | cjson/*)       echo 'cluster/topology.c tests/*.c' ;;
     protobuf-c/* | *.pb-c.h) echo 'proto/*.c' ;;
     liburing*)               echo 'node/shard_reader_uring.c' ;;
     pcre2*)                  echo 'coordinator/pretokenizer.c' ;;
