@@ -76,9 +76,11 @@ void weight_store_release(struct weight_store *store, uint32_t piece);
 FL_MUST_CHECK fl_status weight_store_embed(const struct weight_store *store, const uint32_t *ids,
                                            uint32_t count, float *out);
 
-/* Pieces published, and their bytes in the file. */
+/* Pieces published, and their bytes in the file.  EMBED of a tied head counts with HEAD, without
+ * bytes of its own: at the end both equal the manifest's pieces and bytes_total(). */
 uint32_t weight_store_pieces_done(const struct weight_store *store);
 uint64_t weight_store_bytes_done(const struct weight_store *store);
+uint64_t weight_store_bytes_total(const struct weight_store *store);
 
 #ifdef __cplusplus
 }
