@@ -46,7 +46,8 @@ struct stage;
 
 /* Embedding rows of the first stage before its table is in memory.
  * read() fills out [count, D] and returns FL_OK, or starts reading and returns FL_AGAIN: the stage
- * asks again with the same ids.  An error ends the request that asked. */
+ * asks again with the same ids, unless the requests that wanted them ended meanwhile: then the next
+ * call may be for others.  An error ends the requests that asked. */
 struct embedding_source {
     fl_status (*read)(void *ctx, const uint32_t *ids, uint32_t count, float *out);
     void *ctx;
