@@ -8,6 +8,9 @@
 #include "kernels/kernels.h"
 #include "kernels/matrix.h"
 
+_Static_assert((int)PLANNER_KV_BLOCK_POSITIONS == (int)KV_BLOCK_POSITIONS,
+               "plans and caches count the same blocks");
+
 /* Sums over the layers before each one, so that a range's bytes are one subtraction. */
 struct totals {
     uint64_t embed;

@@ -35,6 +35,8 @@ extern "C" {
 enum {
     PLANNER_OVERHEAD_SIZE = 32 << 20, /* a stage's program, loader, wires and scratch */
     PLANNER_KV_BLOCK_COUNT_MAX = 1 << 20,
+    PLANNER_KV_BLOCK_POSITIONS =
+        32, /* positions of one KV block, for those who may not see kernels/ */
 };
 
 struct planner_node {

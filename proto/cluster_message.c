@@ -365,7 +365,7 @@ static fl_status take_progress(const Firstlight__Cluster__Progress *message,
 
 static fl_status take_failure(const Firstlight__Cluster__Failure *message, struct fl_failure *out)
 {
-    FL_TRY(take_plan_id(message->plan_id, &out->plan_id));
+    out->plan_id = message->plan_id; /* 0: a refused JOIN */
     out->request_id = message->request_id;
     /* Codes of a later build are fine; those that mean "no failure" are not. */
     FL_TRY(fl_field_range("failure code", message->code, FL_INVALID, UINT32_MAX));
