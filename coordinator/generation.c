@@ -1,0 +1,651 @@
+#include "coordinator/generation.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/placement.h"
+#include "coordinator/request.h"
+#include "proto/base/log.h"
+
+enum {
+    RETRY_MS = 1000,
+    /* Token ids a chat template adds: its marks, and a default system message. */
+    MARKUP_TOKENS = 4096,
+    MESSAGE_MARKUP_TOKENS = 64,
+};
+
+#define PROGRESS_INTERVAL_NS (50 * FL_NS_PER_MS)
+
+/* ---- taking what the client sent ---- */
+
+static const char *known_role(const char *role)
+{
+    static const char *const roles[] = {"system", "user", "assistant"};
+    for (size_t i = 0; i < sizeof(roles) / sizeof(roles[0]); i++) {
+        if (role != NULL && strcmp(role, roles[i]) == 0) {
+            return roles[i];
+        }
+    }
+    return NULL;
+}
+
+static fl_status take_messages(struct request *request, const struct fl_generate *wanted)
+{
+    size_t size = 0;
+    for (uint32_t i = 0; i < wanted->message_count; i++) {
+        size += wanted->messages[i].content.size;
+        if (known_role(wanted->messages[i].role) == NULL) {
+            return FL_FAIL(FL_INVALID,
+                           "message %" PRIu32 " has the role '%s'; it is system, user or assistant",
+                           i + 1, wanted->messages[i].role);
+        }
+    }
+    request->text = malloc(size + 1);
+    request->messages = calloc(wanted->message_count, sizeof(*request->messages));
+    if (request->text == NULL || request->messages == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory for messages of %zu bytes", size);
+    }
+    char *at = request->text;
+    for (uint32_t i = 0; i < wanted->message_count; i++) {
+        const struct fl_text *content = &wanted->messages[i].content;
+        if (content->size > 0) {
+            memcpy(at, content->data, content->size);
+        }
+        request->messages[i].role = known_role(wanted->messages[i].role);
+        request->messages[i].content = (struct gguf_string){.data = at, .size = content->size};
+        at += content->size;
+    }
+    request->text_size = size;
+    request->message_count = wanted->message_count;
+    return FL_OK;
+}
+
+static fl_status take_prompt(struct request *request, const struct fl_generate *wanted)
+{
+    const int given =
+        (wanted->prompt.data != NULL) + (wanted->token_count > 0) + (wanted->message_count > 0);
+    if (given != 1) {
+        return FL_FAIL(FL_INVALID, "a request has %s; give one of prompt, tokens and messages",
+                       given == 0 ? "no prompt" : "more than one kind of prompt");
+    }
+    if (wanted->message_count > 0) {
+        return take_messages(request, wanted);
+    }
+    if (wanted->token_count > 0) {
+        request->tokens = malloc(wanted->token_count * sizeof(*request->tokens));
+        if (request->tokens == NULL) {
+            return FL_FAIL(FL_NO_MEMORY, "no memory for %" PRIu32 " tokens", wanted->token_count);
+        }
+        memcpy(request->tokens, wanted->tokens, wanted->token_count * sizeof(*request->tokens));
+        request->prompt_count = wanted->token_count;
+        return FL_OK;
+    }
+    request->text = malloc(wanted->prompt.size + 1);
+    if (request->text == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory for a prompt of %zu bytes", wanted->prompt.size);
+    }
+    if (wanted->prompt.size > 0) {
+        memcpy(request->text, wanted->prompt.data, wanted->prompt.size);
+    }
+    request->text_size = wanted->prompt.size;
+    return FL_OK;
+}
+
+fl_status generation_take(struct request *request, const struct fl_generate *wanted)
+{
+    for (uint32_t i = 0; i < wanted->stop_count; i++) {
+        const struct fl_text *stop = &wanted->stops[i];
+        if (stop->size == 0 || stop->size > sizeof(request->stops[i].data)) {
+            return FL_FAIL(FL_INVALID, "stop string %" PRIu32 " has %zu bytes; it has 1 to %zu",
+                           i + 1, stop->size, sizeof(request->stops[i].data));
+        }
+        memcpy(request->stops[i].data, stop->data, stop->size);
+        request->stops[i].size = (uint32_t)stop->size;
+    }
+    request->stop_count = wanted->stop_count;
+    request->special = wanted->special;
+    request->no_bos = wanted->no_bos;
+    request->ignore_end = wanted->ignore_end;
+    request->max_tokens = wanted->max_tokens;
+    request->sampling = wanted->sampling;
+    snprintf(request->chat_family, sizeof(request->chat_family), "%s",
+             wanted->chat_template != NULL ? wanted->chat_template : "");
+    return take_prompt(request, wanted);
+}
+
+/* ---- tokenising, on the worker ---- */
+
+struct tokenising {
+    struct job job;
+    struct coordinator *coordinator;
+    struct catalog_model *model; /* held */
+    uint64_t serial;
+    char *text; /* taken over from the request, with messages */
+    size_t text_size;
+    uint32_t message_count;
+    struct chat_message *messages;
+    char chat_family[32];
+    unsigned flags; /* enum tokenizer_flag */
+    unsigned chat_flags;
+    fl_status status; /* FL_AGAIN: not run */
+    char error[STATE_TEXT_MAX];
+    uint32_t *ids;
+    size_t count;
+};
+
+static fl_status encode_messages(struct tokenising *job, size_t max)
+{
+    const struct catalog_model *model = job->model;
+    struct chat_template other;
+    const struct chat_template *chat = &model->chat;
+    if (job->chat_family[0] != '\0') {
+        FL_TRY(chat_template_open(model_gguf(model->model), tokenizer_vocabulary(model->tokenizer),
+                                  job->chat_family, &other));
+        chat = &other;
+    } else if (!model->has_chat) {
+        return FL_FAIL(FL_UNSUPPORTED, "%s", model->chat_problem);
+    }
+    return chat_template_encode(chat, model->tokenizer, job->messages, job->message_count,
+                                job->chat_flags, job->ids, max, &job->count);
+}
+
+static void run_tokenising(struct job *base)
+{
+    struct tokenising *job = (struct tokenising *)base;
+    /* A token takes a byte of text or more, but for those that the model adds. */
+    size_t max = job->text_size + 16;
+    if (job->message_count > 0) {
+        max += MARKUP_TOKENS + (size_t)job->message_count * MESSAGE_MARKUP_TOKENS;
+    }
+    job->ids = malloc(max * sizeof(*job->ids));
+    if (job->ids == NULL) {
+        job->status =
+            FL_FAIL(FL_NO_MEMORY, "no memory for the tokens of %zu bytes", job->text_size);
+    } else if (job->message_count > 0) {
+        job->status = encode_messages(job, max);
+    } else {
+        job->status = tokenizer_encode(job->model->tokenizer, job->text, job->text_size, job->flags,
+                                       job->ids, max, &job->count);
+    }
+    if (job->status != FL_OK) {
+        snprintf(job->error, sizeof(job->error), "%s", fl_last_error());
+        return;
+    }
+    uint32_t *fitted = realloc(job->ids, (job->count > 0 ? job->count : 1) * sizeof(*job->ids));
+    job->ids = fitted != NULL ? fitted : job->ids;
+}
+
+static void prompt_ready(struct coordinator *coordinator, struct request *request);
+
+static void done_tokenising(struct job *base, void *ctx)
+{
+    struct coordinator *coordinator = ctx;
+    struct tokenising *job = (struct tokenising *)base;
+    struct request *request = request_by_serial(coordinator, job->serial);
+    if (request != NULL && job->status != FL_OK) {
+        request_fail(coordinator, request, job->status == FL_AGAIN ? FL_CANCELLED : job->status,
+                     job->error, 0);
+    } else if (request != NULL && request->kind == FL_REQUEST_TOKENIZE) {
+        struct fl_client_event event = {
+            .kind = FL_EVENT_TOKENS, .as.tokens = {.count = (uint32_t)job->count, .ids = job->ids}};
+        request_event(coordinator, request, &event);
+        request_free(coordinator, request);
+    } else if (request != NULL) {
+        request->tokens = job->ids;
+        request->prompt_count = (uint32_t)job->count;
+        job->ids = NULL;
+        prompt_ready(coordinator, request);
+    }
+    catalog_release(coordinator->catalog, job->model);
+    free(job->text);
+    free(job->messages);
+    free(job->ids);
+    free(job);
+}
+
+static void start_tokenising(struct coordinator *coordinator, struct request *request)
+{
+    struct tokenising *job = calloc(1, sizeof(*job));
+    if (job == NULL) {
+        request_fail(coordinator, request, FL_NO_MEMORY, "no memory to tokenise the prompt", 0);
+        return;
+    }
+    *job = (struct tokenising){.job = {.run = run_tokenising, .done = done_tokenising},
+                               .coordinator = coordinator,
+                               .model = request->model,
+                               .serial = request->serial,
+                               .text_size = request->text_size,
+                               .message_count = request->message_count,
+                               .flags = TOKENIZER_ADD_SPECIAL,
+                               .chat_flags = CHAT_ADD_PROMPT,
+                               .status = FL_AGAIN};
+    /* The model's end-of-text is for training texts; behind a prompt it would end the answer. */
+    job->flags |= request->kind == FL_REQUEST_GENERATE ? TOKENIZER_NO_EOS : 0;
+    job->flags |= request->special ? TOKENIZER_PARSE_SPECIAL : 0;
+    job->chat_flags |= request->special ? CHAT_PARSE_CONTENT : 0;
+    job->flags |= request->no_bos ? TOKENIZER_NO_BOS : 0;
+    memcpy(job->chat_family, request->chat_family, sizeof(job->chat_family));
+    if (worker_submit(coordinator->worker, &job->job) != FL_OK) {
+        free(job);
+        request_fail(coordinator, request, FL_BUSY, fl_last_error(), RETRY_MS);
+        return;
+    }
+    job->text = request->text;
+    job->messages = request->messages;
+    request->text = NULL;
+    request->messages = NULL;
+    catalog_keep(job->model);
+}
+
+/* ---- admission ---- */
+
+static fl_status open_stream(struct request *request)
+{
+    struct gguf_string stops[FL_STOP_STRING_MAX];
+    for (uint32_t i = 0; i < request->stop_count; i++) {
+        stops[i] = (struct gguf_string){request->stops[i].data, request->stops[i].size};
+    }
+    return text_stream_init(&request->stream, request->model->tokenizer, stops, request->stop_count,
+                            TOKENIZER_HIDE_SPECIAL);
+}
+
+void generation_model_ready(struct coordinator *coordinator, struct request *request)
+{
+    fl_status status = FL_OK;
+    if (request->kind == FL_REQUEST_GENERATE) {
+        status = open_stream(request);
+        if (status == FL_OK) {
+            /* The nodes begin to load while the prompt becomes tokens. */
+            status = placement_get(coordinator, request->model, &request->placement);
+        }
+    }
+    if (status != FL_OK) {
+        request_fail(coordinator, request, status, fl_last_error(), 0);
+    } else if (request->tokens != NULL) {
+        prompt_ready(coordinator, request);
+    } else {
+        start_tokenising(coordinator, request);
+    }
+}
+
+static fl_status check_tokens(const struct request *request)
+{
+    const uint32_t vocabulary = model_manifest(request->model->model)->shape.vocabulary;
+    for (uint32_t i = 0; i < request->prompt_count; i++) {
+        if (request->tokens[i] >= vocabulary) {
+            return FL_FAIL(FL_INVALID,
+                           "token %" PRIu32 " of the prompt is %" PRIu32 "; model '%s' has tokens "
+                           "0 .. %" PRIu32,
+                           i + 1, request->tokens[i], request->model_name, vocabulary - 1);
+        }
+    }
+    return FL_OK;
+}
+
+/* Settles how many positions the request may fill. */
+static fl_status size_request(struct request *request)
+{
+    const struct placement *placement = request->placement;
+    const uint32_t context = placement->context;
+    const uint32_t prompt = request->prompt_count;
+    const uint64_t kv_positions =
+        (uint64_t)placement->kv_block_count * placement->sequences.config.block_positions;
+    if (prompt == 0) {
+        return FL_FAIL(FL_INVALID,
+                       "the prompt is empty, and model '%s' adds no token of its own; "
+                       "give some text",
+                       request->model_name);
+    }
+    if (prompt >= context) {
+        return FL_FAIL(FL_TOO_LARGE,
+                       "the prompt has %" PRIu32 " tokens and the context %" PRIu32
+                       ": at most %" PRIu32 " fit with one token of answer; shorten it, or start "
+                       "the coordinator with --context %" PRIu32,
+                       prompt, context, context - 1, prompt + 1);
+    }
+    const uint64_t wanted = (uint64_t)prompt + request->max_tokens;
+    if (wanted > context) {
+        return FL_FAIL(FL_TOO_LARGE,
+                       "a prompt of %" PRIu32 " tokens and an answer of %" PRIu32 " need %" PRIu64
+                       " positions and the context has %" PRIu32 ": at most %" PRIu32
+                       " new tokens fit",
+                       prompt, request->max_tokens, wanted, context, context - prompt);
+    }
+    if (prompt >= kv_positions || wanted > kv_positions) {
+        return FL_FAIL(FL_TOO_LARGE,
+                       "a prompt of %" PRIu32 " tokens and an answer of %" PRIu32 " need %" PRIu64
+                       " positions of KV cache and the KV budget holds %" PRIu64
+                       "; start the coordinator with a larger --kv-budget",
+                       prompt, request->max_tokens, wanted, kv_positions);
+    }
+    if (request->max_tokens == 0) {
+        const uint64_t most = kv_positions < context ? kv_positions : context;
+        request->max_tokens = (uint32_t)most - prompt;
+    }
+    request->position_max = prompt + request->max_tokens;
+    return FL_OK;
+}
+
+static void tell_queued(struct coordinator *coordinator, const struct request *request)
+{
+    char cause[160];
+    uint32_t running = 0;
+    uint32_t ahead = 0;
+    for (const struct request *other = coordinator->requests; other != NULL; other = other->next) {
+        const bool same = other->placement == request->placement;
+        running += same && other->state == REQUEST_RUNNING;
+        ahead += same && other->state == REQUEST_QUEUED && other->serial < request->serial;
+    }
+    snprintf(cause, sizeof(cause),
+             "the KV cache is held by %" PRIu32 " running requests; %" PRIu32
+             " wait before this one",
+             running, ahead);
+    struct fl_client_event event = {.kind = FL_EVENT_PROGRESS,
+                                    .as.progress = {.phase = "queue", .cause = cause}};
+    request_event(coordinator, request, &event);
+}
+
+static void prompt_ready(struct coordinator *coordinator, struct request *request)
+{
+    fl_status status = check_tokens(request);
+    if (status == FL_OK) {
+        status = size_request(request);
+    }
+    if (status != FL_OK) {
+        request_fail(coordinator, request, status, fl_last_error(), 0);
+        return;
+    }
+    const uint64_t serial = request->serial;
+    request->state = REQUEST_QUEUED;
+    generation_admit(coordinator, request->placement);
+    request = request_by_serial(coordinator, serial);
+    if (request != NULL && request->state == REQUEST_QUEUED) {
+        tell_queued(coordinator, request);
+    }
+}
+
+/* ADMIT to every stage; the tokens only to the first and the last. */
+static void send_admit(struct coordinator *coordinator, struct request *request)
+{
+    struct placement *placement = request->placement;
+    const struct vocabulary *vocabulary = tokenizer_vocabulary(request->model->tokenizer);
+    struct fl_cluster_message message = {.kind = FL_MESSAGE_ADMIT};
+    struct fl_admit *admit = &message.as.admit;
+    *admit = (struct fl_admit){.plan_id = placement->plan_id,
+                               .request_id = request->request_id,
+                               .sequence_id = request->sequence->id,
+                               .keep = request->cached,
+                               .position_max = request->position_max,
+                               .prompt_count = request->prompt_count,
+                               .max_tokens = request->max_tokens,
+                               .sampling = request->sampling};
+    for (uint32_t i = 0;
+         !request->ignore_end && i < vocabulary->end_count && admit->stop_count < FL_STOP_TOKEN_MAX;
+         i++) {
+        admit->stop_tokens[admit->stop_count++] = vocabulary->ends[i];
+    }
+    for (uint32_t i = 0; i < placement->stage_count; i++) {
+        const bool wants = i == 0 || i == placement->stage_count - 1;
+        admit->token_count = wants ? request->prompt_count : 0;
+        admit->tokens = wants ? request->sequence->tokens : NULL;
+        roster_send(coordinator->roster, placement->stages[i].node, &message);
+    }
+}
+
+static void tell_admitted(struct coordinator *coordinator, const struct request *request)
+{
+    struct fl_stage_summary stages[FL_STAGE_COUNT_MAX];
+    struct fl_client_event event = {
+        .kind = FL_EVENT_ADMITTED,
+        .as.admitted = {.class_ = request->class_,
+                        .prompt_tokens = request->prompt_count,
+                        .cached_tokens = request->cached,
+                        .stage_count = placement_stages(request->placement, stages),
+                        .stages = stages}};
+    request_event(coordinator, request, &event);
+}
+
+static struct request *first_queued(struct coordinator *coordinator,
+                                    const struct placement *placement)
+{
+    for (struct request *request = coordinator->requests; request != NULL;
+         request = request->next) {
+        if (request->placement == placement && request->state == REQUEST_QUEUED) {
+            return request;
+        }
+    }
+    return NULL;
+}
+
+void generation_admit(struct coordinator *coordinator, struct placement *placement)
+{
+    struct request *request;
+    while (!placement->dropping && (request = first_queued(coordinator, placement)) != NULL) {
+        struct sequence *sequence = NULL;
+        const fl_status status =
+            sequence_table_take(&placement->sequences, request->tokens, request->prompt_count,
+                                request->position_max, state_now(coordinator), &sequence);
+        if (status == FL_AGAIN) {
+            return;
+        }
+        if (status != FL_OK) {
+            /* Before it fails: failing admits others, and must not meet it again. */
+            request->state = REQUEST_TOKENISING;
+            request_fail(coordinator, request, status, fl_last_error(), 0);
+            continue;
+        }
+        free(request->tokens);
+        request->tokens = NULL;
+        request->sequence = sequence;
+        request->cached = sequence->token_count;
+        request->state = REQUEST_RUNNING;
+        request->request_id = coordinator->next_request_id++;
+        placement->used_ns = state_now(coordinator);
+        send_admit(coordinator, request);
+        tell_admitted(coordinator, request);
+    }
+}
+
+/* ---- tokens and the end ---- */
+
+/* Positions of the sequence whose KV every stage holds: a token's is there once the next token was
+ * sampled; before the first one only what was kept is sure. */
+static uint32_t valid_positions(const struct request *request)
+{
+    return request->token_count > 0 ? request->prompt_count + request->token_count - 1
+                                    : request->cached;
+}
+
+void generation_release(struct coordinator *coordinator, struct request *request)
+{
+    struct sequence *sequence = request->sequence;
+    if (sequence == NULL) {
+        return;
+    }
+    struct placement *placement = request->placement;
+    const uint32_t keep = valid_positions(request);
+    const uint64_t sequence_id = sequence->id;
+    struct fl_cluster_message message = {.kind = FL_MESSAGE_END};
+    message.as.end = (struct fl_end){placement->plan_id, request->request_id, keep};
+    placement_send(placement, &message);
+    if (keep == 0) {
+        message = (struct fl_cluster_message){.kind = FL_MESSAGE_DROP};
+        message.as.drop = (struct fl_drop){placement->plan_id, sequence_id};
+        placement_send(placement, &message);
+    }
+    placement->used_ns = state_now(coordinator);
+    sequence_table_give(&placement->sequences, sequence, keep, placement->used_ns);
+    request->sequence = NULL;
+}
+
+/* Sends the text and the token that it came with, which may be none. */
+static void send_text(struct coordinator *coordinator, const struct request *request,
+                      struct gguf_string text, const struct fl_token *token)
+{
+    struct fl_token_detail detail = {0};
+    struct fl_client_event event = {.kind = FL_EVENT_TEXT};
+    event.as.text.text = (struct fl_text){text.data, text.size};
+    if (token != NULL) {
+        detail = (struct fl_token_detail){.id = token->id,
+                                          .logprob = token->logprob,
+                                          .top_count = token->logprob_count,
+                                          .top = token->logprobs};
+        event.as.text.token_count = 1;
+        event.as.text.tokens = &detail;
+    }
+    request_event(coordinator, request, &event);
+}
+
+static void finish(struct coordinator *coordinator, struct request *request, enum fl_finish how)
+{
+    struct gguf_string rest = {0};
+    if (request->sequence != NULL) {
+        (void)text_stream_finish(&request->stream, &rest);
+        if (rest.size > 0) {
+            send_text(coordinator, request, rest, NULL);
+        }
+    }
+    struct placement *placement = request->placement;
+    struct fl_stage_summary stages[FL_STAGE_COUNT_MAX];
+    const double span_s = (double)(request->last_ns - request->first_ns) / (double)FL_NS_PER_S;
+    const uint32_t steps = request->token_count > 1 ? request->token_count - 1 : 0;
+    struct fl_client_event event = {
+        .kind = FL_EVENT_DONE,
+        .as.done = {.finish = how,
+                    .class_ = request->class_,
+                    .prompt_tokens = request->prompt_count,
+                    .cached_tokens = request->cached,
+                    .output_tokens = request->output_count,
+                    .decode_tok_s = span_s > 0 ? steps / span_s : 0,
+                    .stage_count = placement != NULL ? placement_stages(placement, stages) : 0,
+                    .stages = stages,
+                    .logit_count = request->logit_count,
+                    .logits = request->logits}};
+    if (request->token_count > 0) {
+        event.as.done.ttft_ms =
+            (double)(request->first_ns - request->arrived_ns) / (double)FL_NS_PER_MS;
+    }
+    /* The nodes first: what they hold is free for the next one while the client reads. */
+    generation_release(coordinator, request);
+    request_event(coordinator, request, &event);
+    request_free(coordinator, request);
+    if (placement != NULL) {
+        generation_admit(coordinator, placement);
+    }
+}
+
+void generation_cancel(struct coordinator *coordinator, struct request *request)
+{
+    if (request->kind == FL_REQUEST_GENERATE) {
+        finish(coordinator, request, FL_FINISH_CANCELLED);
+    } else {
+        request_fail(coordinator, request, FL_CANCELLED, "cancelled", 0);
+    }
+}
+
+static struct request *find_running(struct coordinator *coordinator,
+                                    const struct placement *placement, uint64_t request_id)
+{
+    for (struct request *request = coordinator->requests; request != NULL;
+         request = request->next) {
+        if (request->placement == placement && request->state == REQUEST_RUNNING &&
+            request->request_id == request_id) {
+            return request;
+        }
+    }
+    return NULL;
+}
+
+static void keep_logits(struct request *request, const struct fl_token *token)
+{
+    if (token->logit_count == 0 || request->logits != NULL) {
+        return;
+    }
+    request->logits = malloc(token->logit_count * sizeof(*request->logits));
+    if (request->logits != NULL) {
+        memcpy(request->logits, token->logits, token->logit_count * sizeof(*request->logits));
+        request->logit_count = token->logit_count;
+    }
+}
+
+void generation_token(struct coordinator *coordinator, struct placement *placement,
+                      const struct fl_token *token)
+{
+    struct request *request = find_running(coordinator, placement, token->request_id);
+    if (request == NULL) {
+        return; /* late: the request ended here meanwhile */
+    }
+    const uint32_t position = request->prompt_count + token->index;
+    if (token->index != request->token_count || position >= request->sequence->capacity) {
+        request_fail(coordinator, request, FL_PROTOCOL,
+                     "the last stage sent tokens out of order; send the request again", RETRY_MS);
+        return;
+    }
+    request->sequence->tokens[position] = token->id;
+    request->token_count++;
+    request->last_ns = state_now(coordinator);
+    if (request->token_count == 1) {
+        request->first_ns = request->last_ns;
+        keep_logits(request, token);
+    }
+    if (token->finish == FL_FINISH_STOP) {
+        finish(coordinator, request, FL_FINISH_STOP);
+        return;
+    }
+    request->output_count++;
+    /* An end token that is to be ignored prints nothing, and must not close the stream. */
+    struct gguf_string text = {0};
+    enum text_stream_state state = TEXT_STREAM_OPEN;
+    if (!request->ignore_end || !tokenizer_is_end(request->model->tokenizer, token->id)) {
+        state = text_stream_push(&request->stream, token->id, &text);
+    }
+    send_text(coordinator, request, text, token);
+    if (request->token_count == 1) {
+        request->first_ns = state_now(coordinator);
+        request->last_ns = request->first_ns;
+    }
+    if (state == TEXT_STREAM_STOPPED) {
+        finish(coordinator, request, FL_FINISH_STOP);
+    } else if (token->finish != FL_FINISH_NONE) {
+        finish(coordinator, request, token->finish);
+    }
+}
+
+void generation_failure(struct coordinator *coordinator, struct placement *placement,
+                        const struct roster_node *node, const struct fl_failure *failure)
+{
+    struct request *request = find_running(coordinator, placement, failure->request_id);
+    if (request != NULL) {
+        char text[STATE_TEXT_MAX];
+        snprintf(text, sizeof(text), "node %s: %s", node->name, failure->text);
+        request_fail(coordinator, request, (fl_status)failure->code, text, 0);
+    }
+}
+
+void generation_progress(struct coordinator *coordinator, struct placement *placement)
+{
+    const uint64_t now = state_now(coordinator);
+    const bool ready = placement_ready(placement);
+    if (!ready && now - placement->progress_ns < PROGRESS_INTERVAL_NS) {
+        return;
+    }
+    placement->progress_ns = now;
+    struct fl_client_event event = {.kind = FL_EVENT_PROGRESS,
+                                    .as.progress = {.phase = "load", .cause = ""}};
+    event.as.progress.bytes_done = placement_bytes(placement, &event.as.progress.bytes_total);
+    struct request *next;
+    for (struct request *request = coordinator->requests; request != NULL; request = next) {
+        next = request->next;
+        const bool waits = request->placement == placement && request->token_count == 0;
+        if (waits && event.as.progress.bytes_total > 0) {
+            request_event(coordinator, request, &event);
+        }
+        if (waits && ready && request->state == REQUEST_LOADING) {
+            struct fl_client_event loaded = {.kind = FL_EVENT_LOADED};
+            request_event(coordinator, request, &loaded);
+            request_free(coordinator, request);
+        }
+    }
+}

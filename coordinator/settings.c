@@ -1,0 +1,255 @@
+#include "coordinator/settings.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char HELP[] =
+    "usage: firstlight-coordinator [OPTION]..\n"
+    "\n"
+    "Splits models over the nodes that join, and answers the programs that ask.\n"
+    "\n"
+    "  --models DIR            folder of .gguf files (~/.cache/firstlight/models)\n"
+    "  --listen HOST:PORT      where nodes join (127.0.0.1:7412)\n"
+    "  --client-listen ADDRESS where programs ask: HOST:PORT or unix:/path; may be\n"
+    "                          given more than once (127.0.0.1:7411)\n"
+    "  --key-file FILE         pool key, made by 'firstlight keygen'; needed for every\n"
+    "                          address that other machines reach\n"
+    "  --context N             positions a conversation may have (4096, or the model's)\n"
+    "  --kv-budget SIZE        KV cache of one model on each node (256MiB)\n"
+    "  --sequences N           requests and kept conversations of one model at once (16)\n"
+    "  --queue N               requests that may wait (64)\n"
+    "  --chunk N               prompt tokens computed together (64)\n"
+    "  --activations q8|f32    q8: fast (the default); f32: the yardstick, slow\n"
+    "  --split A,B,..          layers of each node, in order of the nodes' names\n"
+    "  --no-overlap            load everything, then compute: for comparison\n"
+    "  --template NAME         chat format, when the model's own is not recognised: chatml,\n"
+    "                          llama2, llama3, gemma, mistral-v1, mistral-v3, phi3, ..\n"
+    "  --config FILE           JSON file with the same names; flags win\n"
+    "  --log LEVEL             error, warn, info, debug or trace (info)\n"
+    "  --version, --help\n"
+    "\n"
+    "A request without a limit of its own may fill the rest of the context, and the KV\n"
+    "cache for that is reserved when it starts: give limits to run many at once.\n"
+    "\n"
+    "examples:\n"
+    "  firstlight-coordinator --models /srv/models\n"
+    "  firstlight-coordinator --listen 0.0.0.0:7412 --client-listen 0.0.0.0:7411 \\\n"
+    "      --client-listen unix:/run/firstlight/sock --key-file pool.key\n"
+    "  mpirun -np 1 firstlight-coordinator --models /srv/models : -np 4 firstlight-node\n";
+
+enum flag {
+    OPTION_MODELS = 256,
+    OPTION_LISTEN,
+    OPTION_CLIENT_LISTEN,
+    OPTION_KEY_FILE,
+    OPTION_CONTEXT,
+    OPTION_KV_BUDGET,
+    OPTION_SEQUENCES,
+    OPTION_QUEUE,
+    OPTION_CHUNK,
+    OPTION_ACTIVATIONS,
+    OPTION_SPLIT,
+    OPTION_NO_OVERLAP,
+    OPTION_TEMPLATE,
+    OPTION_CONFIG,
+    OPTION_LOG,
+    OPTION_VERSION,
+    OPTION_HELP,
+};
+
+static const struct option OPTIONS[] = {
+    {"models", required_argument, NULL, OPTION_MODELS},
+    {"listen", required_argument, NULL, OPTION_LISTEN},
+    {"client-listen", required_argument, NULL, OPTION_CLIENT_LISTEN},
+    {"key-file", required_argument, NULL, OPTION_KEY_FILE},
+    {"context", required_argument, NULL, OPTION_CONTEXT},
+    {"kv-budget", required_argument, NULL, OPTION_KV_BUDGET},
+    {"sequences", required_argument, NULL, OPTION_SEQUENCES},
+    {"queue", required_argument, NULL, OPTION_QUEUE},
+    {"chunk", required_argument, NULL, OPTION_CHUNK},
+    {"activations", required_argument, NULL, OPTION_ACTIVATIONS},
+    {"split", required_argument, NULL, OPTION_SPLIT},
+    {"no-overlap", no_argument, NULL, OPTION_NO_OVERLAP},
+    {"template", required_argument, NULL, OPTION_TEMPLATE},
+    {"config", required_argument, NULL, OPTION_CONFIG},
+    {"log", required_argument, NULL, OPTION_LOG},
+    {"version", no_argument, NULL, OPTION_VERSION},
+    {"help", no_argument, NULL, OPTION_HELP},
+    {NULL, 0, NULL, 0},
+};
+
+static fl_status copy_text(const char *flag, const char *text, char *out, size_t size)
+{
+    const int wanted = snprintf(out, size, "%s", text);
+    if (wanted <= 0 || (size_t)wanted >= size) {
+        return FL_FAIL(FL_INVALID, "%s: a text of 1 to %zu bytes is wanted, this one has %d", flag,
+                       size - 1, wanted);
+    }
+    return FL_OK;
+}
+
+static fl_status read_number(const char *flag, const char *text, uint64_t low, uint64_t high,
+                             uint32_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value < low ||
+        value > high) {
+        return FL_FAIL(FL_INVALID, "%s %s: a number from %" PRIu64 " to %" PRIu64 " is wanted",
+                       flag, text, low, high);
+    }
+    *out = (uint32_t)value;
+    return FL_OK;
+}
+
+/* "512MiB", "2GiB", "1000000" */
+static fl_status read_size(const char *flag, const char *text, uint64_t *out)
+{
+    static const struct {
+        const char *name;
+        unsigned shift;
+    } units[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+    char *end = NULL;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+        if (text[0] >= '0' && text[0] <= '9' && errno == 0 && strcmp(end, units[i].name) == 0 &&
+            value > 0 && value <= UINT64_MAX >> 1 >> units[i].shift) {
+            *out = value << units[i].shift;
+            return FL_OK;
+        }
+    }
+    return FL_FAIL(FL_INVALID, "%s %s: a size like 512MiB or 2GiB is wanted", flag, text);
+}
+
+static fl_status read_split(const char *text, struct coordinator_settings *out)
+{
+    char copy[1024];
+    FL_TRY(copy_text("--split", text, copy, sizeof(copy)));
+    out->split_count = 0;
+    char *rest = copy;
+    for (char *part = strsep(&rest, ","); part != NULL; part = strsep(&rest, ",")) {
+        if (out->split_count == COORDINATOR_SPLIT_MAX) {
+            return FL_FAIL(FL_INVALID, "--split names more than %d stages", COORDINATOR_SPLIT_MAX);
+        }
+        FL_TRY(read_number("--split", part, 0, FL_LAYER_COUNT_MAX, &out->split[out->split_count]));
+        out->split_count++;
+    }
+    return FL_OK;
+}
+
+static fl_status read_level(const char *text, enum fl_log_level *out)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug", "trace"};
+    for (int level = FL_LOG_ERROR; level <= FL_LOG_TRACE; level++) {
+        if (strcmp(text, names[level]) == 0) {
+            *out = (enum fl_log_level)level;
+            return FL_OK;
+        }
+    }
+    return FL_FAIL(FL_INVALID, "--log %s: error, warn, info, debug or trace is wanted", text);
+}
+
+static fl_status read_activations(const char *text, bool *out_f32)
+{
+    if (strcmp(text, "q8") != 0 && strcmp(text, "f32") != 0) {
+        return FL_FAIL(FL_INVALID, "--activations %s: q8 or f32 is wanted", text);
+    }
+    *out_f32 = strcmp(text, "f32") == 0;
+    return FL_OK;
+}
+
+static fl_status add_client_listen(const char *text, struct settings *out)
+{
+    if (out->client_listen_count == CLIENT_SERVER_LISTENER_MAX) {
+        return FL_FAIL(FL_INVALID, "--client-listen is given more than %d times",
+                       CLIENT_SERVER_LISTENER_MAX);
+    }
+    FL_TRY(copy_text("--client-listen", text, out->client_listen[out->client_listen_count],
+                     sizeof(out->client_listen[0])));
+    out->client_listen_count++;
+    return FL_OK;
+}
+
+static fl_status take_option(int option, const char *text, struct settings *out)
+{
+    struct coordinator_settings *more = &out->coordinator;
+    switch (option) {
+    case OPTION_MODELS: return copy_text("--models", text, out->models, sizeof(out->models));
+    case OPTION_LISTEN: return copy_text("--listen", text, out->listen, sizeof(out->listen));
+    case OPTION_CLIENT_LISTEN: return add_client_listen(text, out);
+    case OPTION_KEY_FILE:
+        return copy_text("--key-file", text, out->key_file, sizeof(out->key_file));
+    case OPTION_CONTEXT: return read_number("--context", text, 1, FL_CONTEXT_MAX, &more->context);
+    case OPTION_KV_BUDGET: return read_size("--kv-budget", text, &more->kv_budget);
+    case OPTION_SEQUENCES:
+        return read_number("--sequences", text, 1, COORDINATOR_SEQUENCES_MAX, &more->sequences);
+    case OPTION_QUEUE: return read_number("--queue", text, 1, COORDINATOR_QUEUE_MAX, &more->queue);
+    case OPTION_CHUNK: return read_number("--chunk", text, 1, FL_CHUNK_MAX, &more->chunk);
+    case OPTION_ACTIVATIONS: return read_activations(text, &more->activations_f32);
+    case OPTION_SPLIT: return read_split(text, more);
+    case OPTION_NO_OVERLAP: more->no_overlap = true; return FL_OK;
+    case OPTION_TEMPLATE:
+        return copy_text("--template", text, out->chat_family, sizeof(out->chat_family));
+    case OPTION_LOG: return read_level(text, &out->log);
+    default: break;
+    }
+    return FL_FAIL(FL_INVALID, "unknown option; --help lists them");
+}
+
+static void set_defaults(struct settings *out)
+{
+    *out = (struct settings){.log = fl_log_level_from_env(FL_LOG_INFO)};
+    const char *home = getenv("HOME");
+    snprintf(out->listen, sizeof(out->listen), "127.0.0.1:7412");
+    snprintf(out->models, sizeof(out->models), "%s/.cache/firstlight/models",
+             home != NULL ? home : "");
+}
+
+static void finish(struct settings *out)
+{
+    if (out->client_listen_count == 0) {
+        snprintf(out->client_listen[0], sizeof(out->client_listen[0]), "127.0.0.1:7411");
+        out->client_listen_count = 1;
+    }
+    out->coordinator.models_folder = out->models;
+    out->coordinator.chat_family = out->chat_family[0] != '\0' ? out->chat_family : NULL;
+}
+
+fl_status settings_read(int argc, char **argv, struct settings *out)
+{
+    set_defaults(out);
+    opterr = 0;
+    optind = 1;
+    for (;;) {
+        const int before = optind;
+        const int option = getopt_long(argc, argv, "", OPTIONS, NULL);
+        if (option == -1) {
+            break;
+        }
+        if (option == OPTION_HELP) {
+            fputs(HELP, stdout);
+            return FL_END;
+        }
+        if (option == OPTION_VERSION) {
+            printf("firstlight-coordinator %s\n", FL_VERSION);
+            return FL_END;
+        }
+        if (option == '?') {
+            return FL_FAIL(FL_INVALID, "%s is no option, or lacks its value; --help lists them",
+                           argv[before]);
+        }
+        FL_TRY(take_option(option, optarg, out));
+    }
+    if (optind < argc) {
+        return FL_FAIL(FL_INVALID, "'%s' is not understood; --help lists the options",
+                       argv[optind]);
+    }
+    finish(out);
+    return FL_OK;
+}
