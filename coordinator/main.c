@@ -1,0 +1,221 @@
+/* main.c - firstlight-coordinator: opens the doors and turns the main loop. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "cluster/bootstrap_mpi.h"
+#include "cluster/transport.h"
+#include "coordinator/client_server.h"
+#include "coordinator/coordinator.h"
+#include "coordinator/settings.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+#include "proto/network_address.h"
+#include "proto/pool_key.h"
+
+struct program {
+    struct settings settings;
+    bool has_key;
+    struct fl_pool_key key;
+    struct transport *transport;
+    struct coordinator *coordinator;
+    struct client_server *clients;
+    int signals;
+};
+
+static void on_event(void *ctx, uint64_t client, const struct fl_client_event *event)
+{
+    struct program *program = ctx;
+    if (program->clients != NULL) {
+        client_server_send(program->clients, client, event);
+    }
+}
+
+static void on_request(void *ctx, uint64_t client, const struct fl_client_request *request)
+{
+    struct program *program = ctx;
+    coordinator_request(program->coordinator, client, request);
+}
+
+static void on_gone(void *ctx, uint64_t client)
+{
+    struct program *program = ctx;
+    coordinator_client_gone(program->coordinator, client);
+}
+
+/* Signals arrive at a descriptor, so that the loop ends between two steps. */
+static fl_status open_signals(struct program *program)
+{
+    sigset_t wanted;
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGINT);
+    sigaddset(&wanted, SIGTERM);
+    signal(SIGPIPE, SIG_IGN);
+    if (pthread_sigmask(SIG_BLOCK, &wanted, NULL) != 0) {
+        return FL_FAIL(FL_INTERNAL, "signals cannot be blocked");
+    }
+    program->signals = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+    return program->signals >= 0
+               ? FL_OK
+               : FL_FAIL(FL_NO_MEMORY, "no descriptor for signals: %s", strerror(errno));
+}
+
+static fl_status read_key(struct program *program)
+{
+    if (program->settings.key_file[0] == '\0') {
+        return FL_OK;
+    }
+    FL_TRY(fl_pool_key_read(program->settings.key_file, &program->key));
+    program->has_key = true;
+    return FL_OK;
+}
+
+/* mpirun's ranks exchange their workers' addresses and a fresh key; nobody listens. */
+static fl_status open_mpi_transport(struct program *program)
+{
+    const struct transport_ucx_config config = {.listen = NULL};
+    FL_TRY(transport_ucx_open(&config, &program->transport));
+    struct fl_address mine;
+    program->transport->ops->address(program->transport, &mine);
+    struct bootstrap_mpi world;
+    FL_TRY(bootstrap_mpi_exchange(&mine, true, &world));
+    fl_log(FL_LOG_INFO, "cluster of %u nodes formed by mpirun", world.size - 1);
+    free(world.addresses);
+    if (!program->has_key) {
+        program->key = world.key;
+    }
+    return FL_OK;
+}
+
+static fl_status open_transport(struct program *program)
+{
+    const char *listen = program->settings.listen;
+    if (bootstrap_mpi_present()) {
+        return open_mpi_transport(program);
+    }
+    if (!program->has_key && !fl_network_text_is_loopback(listen)) {
+        return FL_FAIL(FL_DENIED,
+                       "--listen %s is reached from other machines: that needs a pool key "
+                       "(firstlight keygen FILE, then --key-file FILE)",
+                       listen);
+    }
+    const struct transport_ucx_config config = {.listen = listen};
+    return transport_ucx_open(&config, &program->transport);
+}
+
+static fl_status open_clients(struct program *program)
+{
+    const struct client_server_config config = {
+        .clock = fl_clock_monotonic(),
+        .key = program->has_key ? &program->key : NULL,
+        .events = {.ctx = program, .request = on_request, .gone = on_gone}};
+    FL_TRY(client_server_open(&config, &program->clients));
+    for (uint32_t i = 0; i < program->settings.client_listen_count; i++) {
+        FL_TRY(client_server_listen(program->clients, program->settings.client_listen[i]));
+    }
+    return FL_OK;
+}
+
+static fl_status open_program(struct program *program)
+{
+    FL_TRY(open_signals(program)); /* before any thread starts: all inherit the mask */
+    FL_TRY(read_key(program));
+    /* The doors that can be shut in our face come first. */
+    FL_TRY(open_clients(program));
+    FL_TRY(open_transport(program));
+    const bool mpi = bootstrap_mpi_present();
+    const struct coordinator_config config = {.clock = fl_clock_monotonic(),
+                                              .transport = program->transport,
+                                              .key = program->has_key || mpi ? &program->key : NULL,
+                                              .settings = program->settings.coordinator,
+                                              .ctx = program,
+                                              .event = on_event};
+    FL_TRY(coordinator_open(&config, &program->coordinator));
+    return worker_start(coordinator_worker(program->coordinator));
+}
+
+static void say_ready(const struct program *program)
+{
+    struct fl_address address;
+    program->transport->ops->address(program->transport, &address);
+    for (uint32_t i = 0; i < program->settings.client_listen_count; i++) {
+        fl_log(FL_LOG_INFO, "clients welcome at %s", client_server_address(program->clients, i));
+    }
+    if (address.kind == FL_ADDRESS_SOCKET) {
+        fl_log(FL_LOG_INFO, "nodes welcome at %.*s", (int)address.size,
+               (const char *)address.bytes);
+    }
+    fl_log(FL_LOG_INFO, "models from %s", program->settings.models);
+}
+
+static int wait_ms(uint64_t next_ns, uint64_t now_ns)
+{
+    if (next_ns <= now_ns) {
+        return 0;
+    }
+    const uint64_t ms = (next_ns - now_ns + FL_NS_PER_MS - 1) / FL_NS_PER_MS;
+    return ms < 60000 ? (int)ms : 60000;
+}
+
+/* Returns when a signal says so. */
+static void serve(struct program *program)
+{
+    const struct transport_ops *ops = program->transport->ops;
+    const struct fl_clock clock = fl_clock_monotonic();
+    struct pollfd fds[] = {
+        {.fd = ops->fd(program->transport), .events = POLLIN},
+        {.fd = client_server_fd(program->clients), .events = POLLIN},
+        {.fd = worker_fd(coordinator_worker(program->coordinator)), .events = POLLIN},
+        {.fd = program->signals, .events = POLLIN},
+    };
+    while ((fds[3].revents & POLLIN) == 0) {
+        uint64_t next_ns = UINT64_MAX;
+        const unsigned happened = coordinator_poll(program->coordinator, &next_ns);
+        const uint64_t clients_ns = client_server_poll(program->clients);
+        next_ns = clients_ns < next_ns ? clients_ns : next_ns;
+        /* Sleep only when nothing came meanwhile. */
+        const bool quiet = happened == 0 && ops->arm(program->transport) == FL_OK;
+        (void)poll(fds, sizeof(fds) / sizeof(fds[0]),
+                   quiet ? wait_ms(next_ns, fl_clock_now(&clock)) : 0);
+    }
+}
+
+static void close_program(struct program *program)
+{
+    /* Clients hear why before their sockets close, and are gone before the coordinator is. */
+    if (program->coordinator != NULL) {
+        coordinator_end_requests(program->coordinator, "the coordinator is stopping");
+    }
+    client_server_close(program->clients);
+    program->clients = NULL;
+    coordinator_close(program->coordinator);
+    if (program->transport != NULL) {
+        program->transport->ops->close(program->transport);
+    }
+    if (program->signals >= 0) {
+        close(program->signals);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct program program = {.signals = -1};
+    fl_log_init("firstlight-coordinator", fl_log_level_from_env(FL_LOG_INFO));
+    fl_status status = settings_read(argc, argv, &program.settings);
+    if (status == FL_OK) {
+        fl_log_init("firstlight-coordinator", program.settings.log);
+        status = open_program(&program);
+    }
+    if (status == FL_OK) {
+        say_ready(&program);
+        serve(&program);
+        fl_log(FL_LOG_INFO, "stopping");
+    }
+    close_program(&program);
+    return status == FL_OK || status == FL_END ? 0 : 1;
+}
