@@ -112,6 +112,11 @@ static void find_default_system(struct gguf_string program, struct chat_template
     }
 }
 
+static bool is_mistral(enum chat_family family)
+{
+    return family >= CHAT_MISTRAL_V1 && family <= CHAT_MISTRAL_V7_TEKKEN;
+}
+
 static enum chat_family recognise_mistral(struct gguf_string program)
 {
     if (contains(program, "[SYSTEM_PROMPT]")) {
@@ -125,8 +130,8 @@ static enum chat_family recognise_mistral(struct gguf_string program)
 
 static enum chat_family recognise_family(struct gguf_string program)
 {
-    if (contains(program, "<|im_start|>")) {
-        return CHAT_CHATML;
+    if (contains(program, "<|im_start|>")) { /* Phi 4 has its own mark in place of line ends */
+        return contains(program, "<|im_sep|>") ? CHAT_FAMILIES : CHAT_CHATML;
     }
     if (contains(program, "<|start_header_id|>")) {
         return CHAT_LLAMA3;
@@ -152,10 +157,12 @@ fl_status chat_template_recognise(struct gguf_string program, struct chat_templa
     }
     *out = (struct chat_template){
         .family = family,
-        .trims = family == CHAT_LLAMA2 || trims_contents(program),
+        .trims = family == CHAT_LLAMA2 ? contains(program, ".strip()")
+                                       : !is_mistral(family) && trims_contents(program),
         .trims_answers = contains_either(program, "|trim + eos_token", "| trim + eos_token"),
         .tight = family == CHAT_MISTRAL_V1 && !contains(program, " [INST]"),
         .writes_bos = contains(program, "bos_token"),
+        .repeats_bos = contains(program, "bos_token + '[INST]"),
         .closes_with_eos = family == CHAT_PHI3 && contains(program, "eos_token"),
     };
     if (family == CHAT_CHATML) {
@@ -173,6 +180,7 @@ static fl_status from_name(const char *name, struct chat_template *out)
                 .family = family,
                 .trims = family == CHAT_LLAMA2 || family == CHAT_LLAMA3 || family == CHAT_GEMMA,
                 .writes_bos = family != CHAT_CHATML && family != CHAT_PHI3,
+                .repeats_bos = family == CHAT_LLAMA2,
             };
             return FL_OK;
         }
@@ -404,13 +412,11 @@ static void put_system_and_user(const struct chat_template *chat, const struct i
     put_typed(out, user);
 }
 
-/* Which user message carries the system message: Mistral v3 says it in the last one. */
+/* Which message carries the system message: Mistral v3 says it in the last one, if a user's. */
 static size_t system_carrier(const struct chat_template *chat, size_t first, size_t count)
 {
-    if (chat->family != CHAT_MISTRAL_V3 && chat->family != CHAT_MISTRAL_V3_TEKKEN) {
-        return first;
-    }
-    return (count - first) % 2 == 1 ? count - 1 : count - 2;
+    const bool last = chat->family == CHAT_MISTRAL_V3 || chat->family == CHAT_MISTRAL_V3_TEKKEN;
+    return last ? count - 1 : first;
 }
 
 /* Llama 2 and Mistral: users speak in [INST] brackets, answers end with EOS. */
@@ -441,7 +447,7 @@ static void render_inst(const struct chat_template *chat, const struct chat_mess
             put_bytes(out, chat->eos.data, chat->eos.size);
             continue;
         }
-        if (llama && i > first) { /* every exchange of Llama 2 is a text of its own */
+        if (chat->repeats_bos && i > first) {
             put_bytes(out, chat->bos.data, chat->bos.size);
         }
         put(out, marks.user_open);

@@ -61,6 +61,7 @@ struct chat_template {
     bool trims_answers;     /* .. around the assistant's only */
     bool tight;             /* Mistral v1 as first published: no space before [INST] and answers */
     bool writes_bos;        /* the text starts with the BOS token */
+    bool repeats_bos;       /* Llama 2: so does every later exchange */
     bool closes_with_eos;   /* Phi 3: EOS ends a text that asks for no answer */
     struct gguf_string bos; /* their texts, borrowed from the gguf; empty when there is none */
     struct gguf_string eos;
