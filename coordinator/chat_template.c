@@ -264,7 +264,7 @@ static struct gguf_string trim(struct gguf_string text)
 
 static void put_bytes(struct chat_text *out, const char *data, size_t size)
 {
-    if (out->size < out->max) {
+    if (size > 0 && out->size < out->max) {
         const size_t room = out->max - out->size;
         memcpy(out->text + out->size, data, size < room ? size : room);
     }
