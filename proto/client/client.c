@@ -14,13 +14,12 @@
 #include "proto/base/clock.h"
 #include "proto/handshake.h"
 #include "proto/network_address.h"
+#include "proto/wire.h"
 
 enum {
     CONNECT_MS = 10000,
     SEND_MS = 30000, /* for the coordinator to take any byte at all */
-    LENGTH_SIZE = 4,
-    FRAME_MAX = LENGTH_SIZE + FL_CLIENT_MESSAGE_MAX,
-    RECEIVE_FIRST = 64 << 10,
+    FRAME_MAX = FL_FRAME_HEADER_SIZE + FL_CLIENT_MESSAGE_MAX,
     EVENT_ARENA_SIZE = 4 * FL_CLIENT_MESSAGE_MAX,
     SCRATCH_SIZE = 2 << 20, /* a request of FL_CHAT_MESSAGE_MAX messages takes a tenth */
 };
@@ -33,13 +32,8 @@ struct fl_client {
     uint64_t id_last;
     char address[FL_NETWORK_TEXT_MAX];
 
-    /* Bytes received: a frame at `begin` that next() handed out is dropped at its next call. */
-    unsigned char *received; /* [received_room] */
-    size_t received_room;
-    size_t begin;
-    size_t end;
-
-    unsigned char *frame;   /* [FRAME_MAX] */
+    struct fl_frame_reader reader;
+    unsigned char *frame;   /* [FRAME_MAX], to be sent */
     unsigned char *scratch; /* [SCRATCH_SIZE] */
     unsigned char *memory;  /* [EVENT_ARENA_SIZE] */
 };
@@ -117,91 +111,58 @@ static fl_status send_bytes(struct fl_client *client, const unsigned char *data,
     return FL_OK;
 }
 
-/* Length and message; the message lies at client->frame + LENGTH_SIZE already. */
+/* Length and message; the message lies at client->frame + FL_FRAME_HEADER_SIZE already. */
 static fl_status send_frame(struct fl_client *client, size_t size)
 {
-    for (int i = 0; i < LENGTH_SIZE; i++) {
-        client->frame[i] = (unsigned char)(size >> (8 * i));
-    }
-    return send_bytes(client, client->frame, LENGTH_SIZE + size);
+    fl_frame_header_put(client->frame, (uint32_t)size);
+    return send_bytes(client, client->frame, FL_FRAME_HEADER_SIZE + size);
 }
 
-/* Room for a whole frame of `size` bytes from `begin` on. */
-static fl_status make_room(struct fl_client *client, size_t size)
+/* The commonest wrong port is a web server's; as a length its answer would say nothing. */
+static fl_status check_start(struct fl_client *client)
 {
-    if (client->begin > 0) {
-        memmove(client->received, client->received + client->begin, client->end - client->begin);
-        client->end -= client->begin;
-        client->begin = 0;
-    }
-    if (size > client->received_room) {
-        unsigned char *larger = realloc(client->received, size);
-        if (larger == NULL) {
-            return FL_FAIL(FL_NO_MEMORY, "no memory for a message of %zu bytes", size);
-        }
-        client->received = larger;
-        client->received_room = size;
+    const struct fl_frame_reader *reader = &client->reader;
+    if (reader->used - reader->taken >= 4 &&
+        memcmp(reader->bytes + reader->taken, "HTTP", 4) == 0) {
+        return FL_FAIL(FL_PROTOCOL, "what answers at %s is a web server, no coordinator",
+                       client->address);
     }
     return FL_OK;
 }
 
-/* The message of the frame at `begin`: *out_size bytes after its length.  FL_AGAIN when it is not
- * there yet; then there is room for the rest of it. */
-static fl_status frame_at_begin(struct fl_client *client, size_t *out_size)
-{
-    const size_t have = client->end - client->begin;
-    size_t need = LENGTH_SIZE;
-    if (have >= LENGTH_SIZE) {
-        const unsigned char *length = client->received + client->begin;
-        const uint32_t size = (uint32_t)length[0] | (uint32_t)length[1] << 8 |
-                              (uint32_t)length[2] << 16 | (uint32_t)length[3] << 24;
-        if (size == 0 || size > FL_CLIENT_MESSAGE_MAX) {
-            client->broken = FL_PROTOCOL;
-            return FL_FAIL(FL_PROTOCOL,
-                           "what answers at %s is no coordinator: it announces a message of "
-                           "%" PRIu32 " bytes, the limit is %d",
-                           client->address, size, FL_CLIENT_MESSAGE_MAX);
-        }
-        need += size;
-        if (have >= need) {
-            *out_size = size;
-            return FL_OK;
-        }
-    }
-    FL_TRY(make_room(client, need > RECEIVE_FIRST ? need : RECEIVE_FIRST));
-    return FL_AGAIN;
-}
-
-/* Receive until a whole frame lies at `begin`. */
-static fl_status receive_frame(struct fl_client *client, uint64_t deadline_ns, size_t *out_size)
+/* Receive until a whole frame is there; it is valid until the next call. */
+static fl_status receive_frame(struct fl_client *client, uint64_t deadline_ns,
+                               const unsigned char **out, size_t *out_size)
 {
     for (;;) {
-        const fl_status status = frame_at_begin(client, out_size);
-        if (status != FL_AGAIN) {
+        unsigned char *space = NULL;
+        size_t room = 0;
+        fl_status status = check_start(client);
+        if (status == FL_OK) {
+            status = fl_frame_reader_next(&client->reader, out, out_size);
+        }
+        if (status == FL_AGAIN) {
+            status = fl_frame_reader_space(&client->reader, &space, &room);
+        } else if (status == FL_OK) {
+            return FL_OK;
+        }
+        if (status != FL_OK) {
+            client->broken = status;
             return status;
         }
-        const ssize_t got = recv(client->fd, client->received + client->end,
-                                 client->received_room - client->end, 0);
+        const ssize_t got = recv(client->fd, space, room, 0);
         if (got > 0) {
-            client->end += (size_t)got;
+            fl_frame_reader_filled(&client->reader, (size_t)got);
         } else if (got == 0) {
             client->broken = FL_LINK_LOST;
-            return FL_FAIL(FL_LINK_LOST, "the coordinator at %s closed the connection%s",
-                           client->address,
-                           client->end > client->begin ? " in the middle of a message" : "");
+            return FL_FAIL(
+                FL_LINK_LOST, "the coordinator at %s closed the connection%s", client->address,
+                client->reader.used > client->reader.taken ? " in the middle of a message" : "");
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             FL_TRY(wait_for(client->fd, POLLIN, deadline_ns));
         } else if (errno != EINTR) {
             return lost(client, errno);
         }
-    }
-}
-
-static void drop_frame(struct fl_client *client, size_t size)
-{
-    client->begin += LENGTH_SIZE + size;
-    if (client->begin == client->end) {
-        client->begin = client->end = 0;
     }
 }
 
@@ -268,7 +229,7 @@ static fl_status connect_any(struct fl_client *client, const char *text, uint64_
 
 static fl_status send_record(struct fl_client *client, const unsigned char *record, size_t size)
 {
-    memcpy(client->frame + LENGTH_SIZE, record, size);
+    memcpy(client->frame + FL_FRAME_HEADER_SIZE, record, size);
     return send_frame(client, size);
 }
 
@@ -282,8 +243,9 @@ static fl_status shake_hands(struct fl_client *client, const struct fl_pool_key 
     fl_handshake_hello(&handshake, record, &record_size);
     FL_TRY(send_record(client, record, record_size));
     for (;;) {
+        const unsigned char *received = NULL;
         size_t size = 0;
-        fl_status status = receive_frame(client, deadline_ns, &size);
+        fl_status status = receive_frame(client, deadline_ns, &received, &size);
         if (status == FL_AGAIN && left_ms(deadline_ns) > 0) {
             continue;
         }
@@ -292,9 +254,7 @@ static fl_status shake_hands(struct fl_client *client, const struct fl_pool_key 
                            client->address);
         }
         FL_TRY(status);
-        status = fl_handshake_take(&handshake, client->received + client->begin + LENGTH_SIZE, size,
-                                   record, &record_size);
-        drop_frame(client, size);
+        status = fl_handshake_take(&handshake, received, size, record, &record_size);
         if (record_size > 0) {
             FL_TRY(send_record(client, record, record_size));
         }
@@ -304,34 +264,25 @@ static fl_status shake_hands(struct fl_client *client, const struct fl_pool_key 
     }
 }
 
-/* A coordinator with a key answers a client that came without one by refusing it. */
-static fl_status take_refusal(struct fl_client *client, const unsigned char *record, size_t size)
+/* A coordinator with a key answers a client that came without one by refusing the handshake that
+ * it did not begin. */
+static fl_status take_refusal(struct fl_client *client)
 {
-    struct fl_handshake handshake;
-    unsigned char answer[FL_HANDSHAKE_RECORD_MAX];
-    size_t answer_size = 0;
-    fl_handshake_init(&handshake, FL_PARTY_CLIENT, true, NULL);
-    fl_handshake_hello(&handshake, answer, &answer_size);
-    const fl_status status = fl_handshake_take(&handshake, record, size, answer, &answer_size);
-    client->broken = status == FL_DENIED ? FL_DENIED : FL_PROTOCOL;
-    if (status == FL_OK || status == FL_AGAIN) {
-        return FL_FAIL(FL_PROTOCOL, "the coordinator at %s began a handshake nobody asked for",
-                       client->address);
-    }
-    return status;
+    client->broken = FL_DENIED;
+    return FL_FAIL(FL_DENIED,
+                   "the coordinator at %s has a pool key: give the same key file with --key-file "
+                   "or FIRSTLIGHT_KEY_FILE",
+                   client->address);
 }
 
 /* ---- open and close ---- */
 
 static bool allocate(struct fl_client *client)
 {
-    client->received = malloc(RECEIVE_FIRST);
-    client->received_room = RECEIVE_FIRST;
     client->frame = malloc(FRAME_MAX);
     client->scratch = malloc(SCRATCH_SIZE);
     client->memory = malloc(EVENT_ARENA_SIZE);
-    return client->received != NULL && client->frame != NULL && client->scratch != NULL &&
-           client->memory != NULL;
+    return client->frame != NULL && client->scratch != NULL && client->memory != NULL;
 }
 
 /* The first that is there and not empty. */
@@ -365,6 +316,7 @@ fl_status fl_client_open(const struct fl_client_config *config, struct fl_client
         return FL_FAIL(FL_NO_MEMORY, "no memory for a connection");
     }
     client->fd = -1;
+    fl_frame_reader_init(&client->reader, FL_CLIENT_MESSAGE_MAX);
     const fl_status status = allocate(client)
                                  ? open_connection(client, config != NULL ? config : &defaults)
                                  : FL_FAIL(FL_NO_MEMORY, "no memory for a connection");
@@ -384,7 +336,7 @@ void fl_client_close(struct fl_client *client)
     if (client->fd >= 0) {
         close(client->fd);
     }
-    free(client->received);
+    fl_frame_reader_free(&client->reader);
     free(client->frame);
     free(client->scratch);
     free(client->memory);
@@ -411,7 +363,7 @@ fl_status fl_client_send(struct fl_client *client, const struct fl_client_reques
     struct fl_arena scratch;
     size_t size = 0;
     fl_arena_init(&scratch, client->scratch, SCRATCH_SIZE);
-    FL_TRY(fl_client_request_pack(&numbered, &scratch, client->frame + LENGTH_SIZE,
+    FL_TRY(fl_client_request_pack(&numbered, &scratch, client->frame + FL_FRAME_HEADER_SIZE,
                                   FL_CLIENT_MESSAGE_MAX, &size));
     FL_TRY(send_frame(client, size));
     client->id_last = numbered.id;
@@ -433,20 +385,14 @@ fl_status fl_client_next(struct fl_client *client, int timeout_ms, struct fl_cli
         return FL_FAIL(client->broken, "the connection to %s is of no more use: open a new one",
                        client->address);
     }
+    const unsigned char *message = NULL;
     size_t size = 0;
-    FL_TRY(receive_frame(client, deadline_in(timeout_ms), &size));
-    const unsigned char *message = client->received + client->begin + LENGTH_SIZE;
-    fl_status status;
+    FL_TRY(receive_frame(client, deadline_in(timeout_ms), &message, &size));
     if (fl_handshake_is_record(message, size)) {
-        status = take_refusal(client, message, size);
-    } else {
-        struct fl_arena arena;
-        fl_arena_init(&arena, client->memory, EVENT_ARENA_SIZE);
-        status = fl_client_event_unpack(message, size, &arena, out);
-        if (status != FL_OK) {
-            client->broken = status;
-        }
+        return take_refusal(client);
     }
-    drop_frame(client, size); /* the event lies in client->memory */
-    return status;
+    struct fl_arena arena;
+    fl_arena_init(&arena, client->memory, EVENT_ARENA_SIZE);
+    client->broken = fl_client_event_unpack(message, size, &arena, out);
+    return client->broken;
 }
