@@ -10,11 +10,7 @@
 
 static const char unix_prefix[] = "unix:";
 
-/* At most 64 bytes of foreign text, for a sentence. */
-static int quoted(size_t size)
-{
-    return size < 64 ? (int)size : 64;
-}
+enum { QUOTE_MAX = 64 }; /* of foreign text in a sentence */
 
 static bool has_control(const char *text, size_t size)
 {
@@ -26,15 +22,14 @@ static bool has_control(const char *text, size_t size)
     return false;
 }
 
-static fl_status parse_unix(const char *path, size_t size, struct fl_network_address *out)
+static bool parse_unix(const char *path, size_t size, struct fl_network_address *out)
 {
     if (size == 0 || size >= FL_NETWORK_PATH_MAX || memchr(path, 0, size) != NULL) {
-        return FL_FAIL(FL_INVALID, "address unix: needs a path of 1 to %d bytes after it, has %zu",
-                       FL_NETWORK_PATH_MAX - 1, size);
+        return false;
     }
     *out = (struct fl_network_address){.is_unix = true};
     memcpy(out->path, path, size);
-    return FL_OK;
+    return true;
 }
 
 static bool parse_port(const char *text, size_t size, uint16_t *out)
@@ -53,7 +48,7 @@ static bool parse_port(const char *text, size_t size, uint16_t *out)
     return port <= UINT16_MAX;
 }
 
-fl_status fl_network_address_parse(const char *text, size_t size, struct fl_network_address *out)
+bool fl_network_address_value(const char *text, size_t size, struct fl_network_address *out)
 {
     const size_t prefix = sizeof(unix_prefix) - 1;
     if (size >= prefix && memcmp(text, unix_prefix, prefix) == 0) {
@@ -66,19 +61,34 @@ fl_status fl_network_address_parse(const char *text, size_t size, struct fl_netw
         host++;
         host_size -= 2;
     } else if (memchr(host, ':', host_size) != NULL) {
-        return FL_FAIL(FL_INVALID, "address \"%.*s\": put an IPv6 address in brackets, [::1]:7411",
-                       quoted(size), text);
+        return false; /* IPv6 without brackets: where does the port begin? */
     }
     struct fl_network_address address = {.is_unix = false};
     if (colon == NULL || host_size == 0 || host_size >= FL_NETWORK_HOST_MAX ||
         has_control(host, host_size) ||
         !parse_port(colon + 1, size - (size_t)(colon + 1 - text), &address.port)) {
-        return FL_FAIL(FL_INVALID, "address \"%.*s\" is not HOST:PORT with a port of 0 to 65535",
-                       quoted(size), text);
+        return false;
     }
     memcpy(address.host, host, host_size);
     *out = address;
-    return FL_OK;
+    return true;
+}
+
+fl_status fl_network_address_parse(const char *text, size_t size, struct fl_network_address *out)
+{
+    char quote[QUOTE_MAX + 1];
+    if (fl_network_address_value(text, size, out)) {
+        return FL_OK;
+    }
+    size_t used = 0;
+    for (; used < size && used < QUOTE_MAX; used++) {
+        quote[used] = (unsigned char)text[used] < ' ' || text[used] == 0x7f ? '?' : text[used];
+    }
+    quote[used] = '\0';
+    return FL_FAIL(FL_INVALID,
+                   "address \"%s\" is not HOST:PORT with a port of 0 to 65535 "
+                   "(IPv6 in brackets: [::1]:7411), nor unix:/PATH",
+                   quote);
 }
 
 /* Append those of one family; 0 when there is no room or none of them. */
@@ -237,4 +247,33 @@ fl_status fl_network_source_toward(const char *host_port, char *out)
         }
     }
     return FL_FAIL(FL_NOT_FOUND, "no route from this machine to %.64s", host_port);
+}
+
+static bool is_wildcard(const struct fl_network_socket *socket)
+{
+    if (socket->storage.ss_family == AF_INET) {
+        struct sockaddr_in in;
+        memcpy(&in, &socket->storage, sizeof(in));
+        return in.sin_addr.s_addr == htonl(INADDR_ANY);
+    }
+    struct sockaddr_in6 in6;
+    memcpy(&in6, &socket->storage, sizeof(in6));
+    return socket->storage.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&in6.sin6_addr);
+}
+
+fl_status fl_network_advertise(const char *bound, const char *host_port, char *out)
+{
+    struct fl_network_address address;
+    struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
+    size_t count = 0;
+    FL_TRY(fl_network_address_parse(bound, strlen(bound), &address));
+    FL_TRY(fl_network_address_resolve(&address, sockets, FL_NETWORK_RESOLVED_MAX, &count));
+    if (!is_wildcard(&sockets[0])) {
+        snprintf(out, FL_NETWORK_TEXT_MAX, "%s", bound);
+        return FL_OK;
+    }
+    char host[FL_NETWORK_TEXT_MAX];
+    FL_TRY(fl_network_source_toward(host_port, host));
+    snprintf(out, FL_NETWORK_TEXT_MAX, "%.300s:%u", host, (unsigned)address.port);
+    return FL_OK;
 }

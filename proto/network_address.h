@@ -41,6 +41,9 @@ struct fl_network_socket {
     struct sockaddr_storage storage;
 };
 
+/* False when the text is no address; says nothing.  For callers with a sentence of their own. */
+bool fl_network_address_value(const char *text, size_t size, struct fl_network_address *out);
+
 /* Parse text of `size` bytes.  FL_INVALID with a sentence that quotes it. */
 FL_MUST_CHECK fl_status fl_network_address_parse(const char *text, size_t size,
                                                  struct fl_network_address *out);
@@ -59,6 +62,10 @@ bool fl_network_text_is_loopback(const char *text);
 
 /* "127.0.0.1:7411", "[::1]:7411", "unix:/path"; out [FL_NETWORK_TEXT_MAX]. */
 void fl_network_socket_text(const struct fl_network_socket *socket, char *out);
+
+/* What others should use for a listener bound to `bound` ("0.0.0.0:7413"): the same, or, when its
+ * host is a wildcard, this machine's address toward `host_port`.  out [FL_NETWORK_TEXT_MAX]. */
+FL_MUST_CHECK fl_status fl_network_advertise(const char *bound, const char *host_port, char *out);
 
 /* The address of this machine that packets to `host_port` leave from, without a port and without
  * sending any: where a node should listen so that those who reach that host reach it too.
