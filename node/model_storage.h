@@ -1,0 +1,38 @@
+/* model_storage.h - where a node may find a model's files beside the wire.
+ *
+ * A struct of functions, so that the same loader reads a folder of the host
+ * (model_folder.h) and the memory of a simulation.
+ *
+ * Thread:  the loader thread.
+ * Memory:  open() makes a copy's handle, close() frees it.
+ * Units:   offsets from the start of a file, in bytes.
+ */
+#ifndef NODE_MODEL_STORAGE_H
+#define NODE_MODEL_STORAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/model_shape.h"
+
+struct model_copy; /* one model's files, open */
+
+struct model_storage {
+    void *ctx;
+
+    /* FL_NOT_FOUND (said as a log line, if at all) when there is no copy here, or one of other
+     * bytes; FL_IO when there is one that cannot be read. */
+    fl_status (*open)(void *ctx, const struct fl_manifest *manifest, struct model_copy **out);
+
+    /* All of `size` bytes, or FL_IO with a sentence that names the file.  May block on the disk. */
+    fl_status (*read)(struct model_copy *copy, uint32_t file, uint64_t offset, void *dst,
+                      size_t size);
+
+    /* These bytes are wanted soon; only a hint. */
+    void (*will_need)(struct model_copy *copy, uint32_t file, uint64_t offset, size_t size);
+
+    void (*close)(struct model_copy *copy);
+};
+
+#endif
