@@ -1,0 +1,281 @@
+#include "node/node_options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/cpu_pool.h"
+#include "proto/base/clock.h"
+
+enum { SPIN_US_MAX = 10000 };
+
+static const uint64_t cache_budget_default = UINT64_C(20) << 30;
+static const uint64_t memory_fallback = UINT64_C(2) << 30; /* when /proc says nothing */
+
+enum flag {
+    FLAG_JOIN = 256,
+    FLAG_NAME,
+    FLAG_LISTEN,
+    FLAG_MODELS,
+    FLAG_CACHE,
+    FLAG_CACHE_BUDGET,
+    FLAG_MEMORY,
+    FLAG_THREADS,
+    FLAG_ISA,
+    FLAG_KEY_FILE,
+    FLAG_LOG,
+    FLAG_SPIN_US,
+    FLAG_HELP,
+    FLAG_VERSION,
+};
+
+static const struct option long_options[] = {
+    {"join", required_argument, NULL, FLAG_JOIN},
+    {"name", required_argument, NULL, FLAG_NAME},
+    {"listen", required_argument, NULL, FLAG_LISTEN},
+    {"models", required_argument, NULL, FLAG_MODELS},
+    {"cache", required_argument, NULL, FLAG_CACHE},
+    {"cache-budget", required_argument, NULL, FLAG_CACHE_BUDGET},
+    {"memory", required_argument, NULL, FLAG_MEMORY},
+    {"threads", required_argument, NULL, FLAG_THREADS},
+    {"isa", required_argument, NULL, FLAG_ISA},
+    {"key-file", required_argument, NULL, FLAG_KEY_FILE},
+    {"log", required_argument, NULL, FLAG_LOG},
+    {"spin-us", required_argument, NULL, FLAG_SPIN_US},
+    {"help", no_argument, NULL, FLAG_HELP},
+    {"version", no_argument, NULL, FLAG_VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+void node_options_help(void)
+{
+    puts(
+        "firstlight-node - one machine of a pool that runs a language model together\n"
+        "\n"
+        "  firstlight-node --join HOST:PORT [options]\n"
+        "\n"
+        "  --join HOST:PORT      the coordinator; tried again until it is there\n"
+        "  --name NAME           how the pool calls this machine (default: its host name)\n"
+        "  --listen HOST:PORT    where other nodes reach this one (default: loopback for a\n"
+        "                        coordinator on loopback, else the address that leads there)\n"
+        "  --models DIR          model files on this machine; without, or when a model is not in\n"
+        "                        it, its bytes are fetched from the coordinator\n"
+        "  --cache DIR           fetched bytes are kept here (default ~/.cache/firstlight/shards)\n"
+        "  --cache-budget SIZE   at most this much of them (default 20GiB)\n"
+        "  --memory SIZE         for weights, KV cache and buffers (default: 70 % of what is "
+        "free)\n"
+        "  --threads N           that compute (default: the cores this process may use)\n"
+        "  --isa NAME            auto, avx512, avx2 or scalar (default auto)\n"
+        "  --key-file FILE       the pool's key; needed when listening on other than loopback\n"
+        "  --config FILE         a JSON file that says the above for every machine of a pool\n"
+        "  --log LEVEL           error, warn, info, debug or trace (default info)\n"
+        "  --spin-us N           look this long for the next token before sleeping (default 0)\n"
+        "  --help, --version\n"
+        "\n"
+        "Examples\n"
+        "  firstlight-node --join 127.0.0.1:7412 --models ~/models\n"
+        "  firstlight-node --join box1.local:7412 --key-file pool.key --memory 12GiB\n"
+        "  mpirun -np 1 firstlight-coordinator --models ~/models : -np 3 firstlight-node\n");
+}
+
+fl_status node_options_size(const char *what, const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    char *end = NULL;
+    errno = 0;
+    const double value = strtod(text, &end);
+    uint64_t factor = 1;
+    const char *unit = *end != '\0' ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    if (unit != NULL) {
+        factor = UINT64_C(1) << (10 * (unit - units + 1));
+        end++;
+        end += *end == 'i' ? 1 : 0;
+    }
+    end += *end == 'B' ? 1 : 0;
+    if (end == text || !isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0 ||
+        !(value >= 0 && value * (double)factor < 9e18)) {
+        return FL_FAIL(FL_INVALID, "%s is '%.40s'; a size like 512MiB or 20GiB would be right",
+                       what, text);
+    }
+    *out = (uint64_t)(value * (double)factor);
+    return FL_OK;
+}
+
+static fl_status parse_count(const char *what, const char *text, uint32_t min, uint32_t max,
+                             uint32_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const unsigned long value = strtoul(text, &end, 10);
+    if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0 || value < min ||
+        value > max) {
+        return FL_FAIL(FL_INVALID, "%s is '%.40s'; %" PRIu32 " to %" PRIu32 " would be right", what,
+                       text, min, max);
+    }
+    *out = (uint32_t)value;
+    return FL_OK;
+}
+
+static bool name_char(char c)
+{
+    return isalnum((unsigned char)c) || c == '.' || c == '_' || c == '-';
+}
+
+static fl_status parse_name(const char *text, char out[FL_NAME_MAX])
+{
+    const size_t size = strlen(text);
+    bool good = size >= 1 && size < FL_NAME_MAX;
+    for (size_t i = 0; i < size && good; i++) {
+        good = name_char(text[i]);
+    }
+    if (!good) {
+        return FL_FAIL(FL_INVALID,
+                       "--name is '%.80s'; 1 to %d letters, digits, '.', '_' or '-' would be right",
+                       text, FL_NAME_MAX - 1);
+    }
+    memcpy(out, text, size + 1);
+    return FL_OK;
+}
+
+static fl_status parse_log_level(const char *text, enum fl_log_level *out)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug", "trace"};
+    for (int i = 0; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = (enum fl_log_level)i;
+            return FL_OK;
+        }
+    }
+    return FL_FAIL(FL_INVALID, "--log is '%.40s'; error, warn, info, debug or trace would be right",
+                   text);
+}
+
+static void default_name(char out[FL_NAME_MAX])
+{
+    char host[FL_NAME_MAX] = "";
+    (void)gethostname(host, sizeof(host) - 1);
+    size_t size = 0;
+    for (size_t i = 0; host[i] != '\0'; i++) {
+        out[size++] = name_char(host[i]) ? host[i] : '-';
+    }
+    out[size] = '\0';
+    if (size == 0) {
+        snprintf(out, FL_NAME_MAX, "node");
+    }
+}
+
+static uint32_t default_threads(void)
+{
+    cpu_set_t cpus;
+    int count = 0;
+    if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) {
+        count = CPU_COUNT(&cpus);
+    }
+    if (count < 1) {
+        return 1;
+    }
+    return count > CPU_POOL_THREADS_MAX ? CPU_POOL_THREADS_MAX : (uint32_t)count;
+}
+
+/* 70 % of MemAvailable. */
+static uint64_t default_memory(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    uint64_t kib = 0;
+    char line[128];
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, "MemAvailable:", 13) == 0) {
+            kib = strtoull(line + 13, NULL, 10);
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return kib == 0 ? memory_fallback : kib * 1024 / 10 * 7;
+}
+
+static fl_status set_defaults(struct node_options *options)
+{
+    *options = (struct node_options){
+        .isa = "auto",
+        .log_level = fl_log_level_from_env(FL_LOG_INFO),
+        .cache_budget = cache_budget_default,
+        .memory = default_memory(),
+        .threads = default_threads(),
+    };
+    default_name(options->name);
+    const char *base = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    if (base != NULL && base[0] == '/') {
+        snprintf(options->cache, sizeof(options->cache), "%.3000s/firstlight/shards", base);
+    } else {
+        snprintf(options->cache, sizeof(options->cache), "%.3000s/.cache/firstlight/shards",
+                 home != NULL && home[0] == '/' ? home : "/tmp");
+    }
+    return FL_OK;
+}
+
+static fl_status take_option(struct node_options *options, int option, const char *value)
+{
+    switch (option) {
+    case FLAG_JOIN: options->join = value; return FL_OK;
+    case FLAG_NAME: return parse_name(value, options->name);
+    case FLAG_LISTEN: options->listen = value; return FL_OK;
+    case FLAG_MODELS: options->models = value; return FL_OK;
+    case FLAG_CACHE:
+        if (value[0] == '\0' || strlen(value) >= sizeof(options->cache)) {
+            return FL_FAIL(FL_INVALID, "--cache: a folder would be right");
+        }
+        memcpy(options->cache, value, strlen(value) + 1);
+        return FL_OK;
+    case FLAG_CACHE_BUDGET:
+        return node_options_size("--cache-budget", value, &options->cache_budget);
+    case FLAG_MEMORY: return node_options_size("--memory", value, &options->memory);
+    case FLAG_THREADS:
+        return parse_count("--threads", value, 1, CPU_POOL_THREADS_MAX, &options->threads);
+    case FLAG_ISA: options->isa = value; return FL_OK;
+    case FLAG_KEY_FILE: options->key_file = value; return FL_OK;
+    case FLAG_LOG: return parse_log_level(value, &options->log_level);
+    case FLAG_SPIN_US: {
+        uint32_t spin_us = 0;
+        FL_TRY(parse_count("--spin-us", value, 0, SPIN_US_MAX, &spin_us));
+        options->spin_ns = spin_us * FL_NS_PER_US;
+        return FL_OK;
+    }
+    case FLAG_HELP: options->help = true; return FL_OK;
+    case FLAG_VERSION: options->version = true; return FL_OK;
+    default: return FL_FAIL(FL_INTERNAL, "option %d has no meaning", option);
+    }
+}
+
+fl_status node_options_parse(int argc, char **argv, bool mpi, struct node_options *out)
+{
+    struct node_options options;
+    FL_TRY(set_defaults(&options));
+    opterr = 0;
+    optind = 0;
+    for (int option; (option = getopt_long(argc, argv, "+:", long_options, NULL)) != -1;) {
+        if (option == '?') {
+            return FL_FAIL(FL_INVALID, "'%.80s' is no option; --help lists them", argv[optind - 1]);
+        }
+        if (option == ':') {
+            return FL_FAIL(FL_INVALID, "'%.80s' needs a value; see --help", argv[optind - 1]);
+        }
+        FL_TRY(take_option(&options, option, optarg));
+    }
+    if (optind < argc) {
+        return FL_FAIL(FL_INVALID, "'%.80s' is not expected; --help lists the options",
+                       argv[optind]);
+    }
+    if (!options.help && !options.version && !mpi && options.join == NULL) {
+        return FL_FAIL(FL_INVALID, "--join HOST:PORT is missing: which coordinator?");
+    }
+    *out = options;
+    return FL_OK;
+}

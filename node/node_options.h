@@ -1,0 +1,44 @@
+/* node_options.h - what the command line of firstlight-node says.
+ *
+ * Thread:  main.
+ * Memory:  strings point into argv, the environment or this struct.
+ * Units:   sizes in bytes.
+ */
+#ifndef NODE_NODE_OPTIONS_H
+#define NODE_NODE_OPTIONS_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/log.h"
+#include "proto/base/status.h"
+#include "proto/cluster_message.h"
+
+struct node_options {
+    const char *join;   /* "host:port"; NULL under mpirun */
+    const char *listen; /* NULL: chosen to suit `join` */
+    const char *models; /* NULL: no model files here */
+    const char *key_file;
+    const char *isa;
+    enum fl_log_level log_level;
+    uint64_t cache_budget;
+    uint64_t memory;
+    uint32_t threads;
+    uint64_t spin_ns;
+    bool help;
+    bool version;
+    char name[FL_NAME_MAX];
+    char cache[PATH_MAX];
+};
+
+/* Defaults, then flags.  FL_INVALID with a sentence for what cannot be used. */
+FL_MUST_CHECK fl_status node_options_parse(int argc, char **argv, bool mpi,
+                                           struct node_options *out);
+
+void node_options_help(void);
+
+/* "20GiB", "512M", "1000000": powers of 1024.  FL_INVALID with a sentence that begins with `what`. */
+FL_MUST_CHECK fl_status node_options_size(const char *what, const char *text, uint64_t *out);
+
+#endif

@@ -1,0 +1,588 @@
+/* Node: whole nodes over the in-process transport, with a scripted coordinator, on a turned clock. */
+#include "node/node.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cluster/peer.h"
+#include "cluster/transport_local.h"
+#include "node/model_folder.h"
+#include "pipeline/model.h"
+#include "pipeline/stage.h"
+#include "proto/checksum.h"
+#include "tests/harness.h"
+#include "tests/support/model_writer.h"
+#include "tests/support/temp_folder.h"
+
+enum { NODES_MAX = 3, TOKENS_MAX = 64, ROUNDS_MAX = 400000, SCRATCH = 1 << 20 };
+
+struct box {
+    struct transport *transport;
+    struct device *device;
+    struct model_folder folder;
+    struct model_storage storage;
+    struct node *node;
+    struct fl_join join;
+    transport_link link; /* at the coordinator; 0: not there */
+    bool joined;
+    fl_status status; /* of the last wire poll */
+};
+
+struct fixture {
+    struct temp_folder temp;
+    char path[TEMP_PATH_MAX];
+    struct model *model;
+    struct local_network *network;
+    struct transport *transport; /* the coordinator's */
+    struct peer_table *peers;
+    struct fl_address address;
+    uint32_t box_count;
+    struct box boxes[NODES_MAX];
+
+    const char *refusal; /* NULL: everyone is welcome */
+    uint32_t token_count;
+    uint32_t tokens[TOKENS_MAX];
+    enum fl_finish finish;
+    uint32_t failure_count;
+    struct fl_failure failure; /* the last one */
+    struct fl_progress progress;
+    uint32_t fetch_count;
+    unsigned char *scratch; /* [2 x SCRATCH] */
+};
+
+/* The scripted coordinator ------------------------------------------------------------------- */
+
+static void say(struct fixture *f, transport_link link, const struct fl_cluster_message *message)
+{
+    struct fl_arena arena;
+    size_t size;
+    fl_arena_init(&arena, f->scratch, SCRATCH);
+    CHECK_EQ(fl_cluster_message_pack(message, &arena, f->scratch + SCRATCH, SCRATCH, &size), FL_OK);
+    CHECK_EQ(peer_send(f->peers, link, FL_WIRE_CONTROL, NULL, 0, f->scratch + SCRATCH, size, 0),
+             FL_OK);
+}
+
+static void serve_fetch(struct fixture *f, transport_link link, const struct fl_fetch *fetch)
+{
+    static unsigned char bytes[FL_FETCH_SIZE_MAX];
+    unsigned char packed[FL_FETCH_HEADER_SIZE];
+    size_t size = 0;
+    const int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    for (uint32_t i = 0; fd >= 0 && i < fetch->range_count; i++) {
+        size +=
+            (size_t)pread(fd, bytes + size, fetch->ranges[i].size, (off_t)fetch->ranges[i].offset);
+    }
+    close(fd);
+    const struct fl_fetch_header header = {.transfer_id = fetch->transfer_id,
+                                           .size = (uint32_t)size,
+                                           .checksum = fl_checksum64(bytes, size)};
+    fl_fetch_header_pack(&header, packed);
+    CHECK_EQ(peer_send(f->peers, link, FL_WIRE_FETCH_DATA, packed, sizeof(packed), bytes, size, 0),
+             FL_OK);
+    f->fetch_count++;
+}
+
+static void on_join(struct fixture *f, transport_link link, const struct fl_join *join)
+{
+    struct fl_cluster_message answer = {.kind = FL_MESSAGE_WELCOME, .as.welcome.coordinator = 77};
+    if (f->refusal != NULL) {
+        answer =
+            (struct fl_cluster_message){.kind = FL_MESSAGE_FAILURE, .as.failure.code = FL_DENIED};
+        snprintf(answer.as.failure.text, sizeof(answer.as.failure.text), "%s", f->refusal);
+    }
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        if (f->boxes[i].join.incarnation == join->incarnation) {
+            f->boxes[i].join = *join;
+            f->boxes[i].link = link;
+            f->boxes[i].joined = f->refusal == NULL;
+        }
+    }
+    say(f, link, &answer);
+}
+
+static void on_received(void *ctx, transport_link link, uint16_t type, const void *header,
+                        size_t header_size, const void *data, size_t size)
+{
+    struct fixture *f = ctx;
+    static unsigned char memory[SCRATCH];
+    struct fl_arena arena;
+    struct fl_cluster_message message;
+    (void)header;
+    (void)header_size;
+    fl_arena_init(&arena, memory, sizeof(memory));
+    if (type != FL_WIRE_CONTROL ||
+        fl_cluster_message_unpack(data, size, &arena, &message) != FL_OK) {
+        return;
+    }
+    if (message.kind == FL_MESSAGE_JOIN) {
+        on_join(f, link, &message.as.join);
+    } else if (message.kind == FL_MESSAGE_FETCH) {
+        serve_fetch(f, link, &message.as.fetch);
+    } else if (message.kind == FL_MESSAGE_PROGRESS) {
+        f->progress = message.as.progress;
+    } else if (message.kind == FL_MESSAGE_FAILURE) {
+        f->failure = message.as.failure;
+        f->failure_count++;
+    } else if (message.kind == FL_MESSAGE_TOKEN && f->token_count < TOKENS_MAX) {
+        f->tokens[f->token_count++] = message.as.token.id;
+        f->finish = message.as.token.finish;
+    }
+}
+
+static void on_up(void *ctx, transport_link link, enum fl_party party, const char *address)
+{
+    (void)ctx, (void)link, (void)party, (void)address;
+}
+
+static void on_sent(void *ctx, transport_link link, uint64_t cookie)
+{
+    (void)ctx, (void)link, (void)cookie;
+}
+
+static void on_down(void *ctx, transport_link link, fl_status why, const char *text)
+{
+    struct fixture *f = ctx;
+    (void)why, (void)text;
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        if (f->boxes[i].link == link) {
+            f->boxes[i].link = 0;
+            f->boxes[i].joined = false;
+        }
+    }
+}
+
+/* Boxes -------------------------------------------------------------------------------------- */
+
+static void box_open(struct fixture *f, uint64_t memory, const char *models)
+{
+    struct box *box = &f->boxes[f->box_count++];
+    const struct device_host_config host = {.threads = 1, .isa = "scalar"};
+    CHECK_EQ(transport_local_open(f->network, &box->transport), FL_OK);
+    CHECK_EQ(device_host_open(&host, &box->device), FL_OK);
+    box->folder.path = models;
+    box->storage = model_folder_storage(&box->folder);
+    box->join = (struct fl_join){
+        .incarnation = 100 + f->box_count, .memory_budget = memory, .threads = 1, .isa = "scalar"};
+    snprintf(box->join.name, sizeof(box->join.name), "box%u", f->box_count);
+    box->transport->ops->address(box->transport, &box->join.address);
+    const struct node_config config = {
+        .transport = box->transport,
+        .clock = local_network_clock(f->network),
+        .device = box->device,
+        .storage = &box->storage,
+        .coordinator = f->address,
+        .rejoin = true,
+        .join = box->join,
+    };
+    CHECK_EQ(node_open(&config, &box->node), FL_OK);
+}
+
+static void box_close(struct box *box)
+{
+    if (box->node != NULL) {
+        box->transport->ops->close(box->transport);
+        node_close(box->node);
+        box->device->ops->close(box->device);
+        box->node = NULL;
+    }
+}
+
+static void begin(struct fixture *f, uint32_t boxes, uint64_t memory, bool with_files)
+{
+    *f = (struct fixture){.box_count = 0};
+    temp_folder_make(&f->temp);
+    temp_folder_path(&f->temp, "tiny.gguf", f->path);
+    struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
+    CHECK_EQ(model_write(&spec, f->path), FL_OK);
+    CHECK_EQ(model_open(f->path, &f->model), FL_OK);
+    f->scratch = malloc(2 * SCRATCH);
+    const struct local_network_config config = {
+        .seed = 1, .delay_min_ns = 10000, .delay_max_ns = 300000};
+    CHECK_EQ(local_network_open(&config, &f->network), FL_OK);
+    CHECK_EQ(transport_local_open(f->network, &f->transport), FL_OK);
+    f->transport->ops->address(f->transport, &f->address);
+    const struct peer_config peers = {
+        .transport = f->transport,
+        .clock = local_network_clock(f->network),
+        .party = FL_PARTY_COORDINATOR,
+        .events = {f, on_up, on_received, on_sent, on_down},
+    };
+    CHECK_EQ(peer_open(&peers, &f->peers), FL_OK);
+    for (uint32_t i = 0; i < boxes; i++) {
+        box_open(f, memory, with_files ? f->temp.path : NULL);
+    }
+}
+
+static void end(struct fixture *f)
+{
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        box_close(&f->boxes[i]);
+    }
+    f->transport->ops->close(f->transport);
+    peer_close(f->peers);
+    local_network_close(f->network);
+    model_close(f->model);
+    free(f->scratch);
+    temp_folder_remove(&f->temp);
+}
+
+static void round_all(struct fixture *f)
+{
+    uint64_t next;
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        struct box *box = &f->boxes[i];
+        if (box->node != NULL && box->status == FL_OK) {
+            box->status = node_wire_poll(box->node, &next);
+            (void)node_compute_step(box->node);
+            (void)node_load_step(box->node);
+        }
+    }
+    (void)peer_poll(f->peers, &next);
+    const struct fl_clock clock = local_network_clock(f->network);
+    local_network_advance(f->network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+}
+
+/* Go on until `done`; false when it takes for ever. */
+static bool run_until(struct fixture *f, bool (*done)(const struct fixture *f))
+{
+    for (int i = 0; i < ROUNDS_MAX; i++) {
+        if (done(f)) {
+            return true;
+        }
+        round_all(f);
+    }
+    return false;
+}
+
+static bool all_joined(const struct fixture *f)
+{
+    uint32_t joined = 0;
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        joined += f->boxes[i].joined && node_joined(f->boxes[i].node);
+    }
+    return joined == f->box_count;
+}
+
+static bool answered(const struct fixture *f)
+{
+    return f->finish != FL_FINISH_NONE || f->failure_count > 0;
+}
+
+static bool failed(const struct fixture *f)
+{
+    return f->failure_count > 0;
+}
+
+/* A plan over the first `count` boxes. */
+static void send_plan(struct fixture *f, uint64_t plan_id, uint32_t count, uint32_t chunk_rows)
+{
+    struct fl_stage stages[NODES_MAX];
+    const struct fl_manifest *whole = model_manifest(f->model);
+    const uint32_t layers = whole->shape.layer_count;
+    memset(stages, 0, sizeof(stages));
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(stages[i].node, f->boxes[i].join.name, FL_NAME_MAX);
+        stages[i].incarnation = f->boxes[i].join.incarnation;
+        stages[i].address = f->boxes[i].join.address;
+        stages[i].layer_first = i * layers / count;
+        stages[i].layer_count = (i + 1) * layers / count - stages[i].layer_first;
+        stages[i].has_embed = i == 0;
+        stages[i].has_head = i + 1 == count;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        struct fl_cluster_message message = {.kind = FL_MESSAGE_PLAN,
+                                             .as.plan = {.plan_id = plan_id,
+                                                         .stage_index = i,
+                                                         .stage_count = count,
+                                                         .stages = stages,
+                                                         .chunk_rows = chunk_rows,
+                                                         .context = 128,
+                                                         .kv_block_count = 16,
+                                                         .sequence_max = 4}};
+        const struct model_range range = {.layer_first = stages[i].layer_first,
+                                          .layer_count = stages[i].layer_count,
+                                          .has_embed = stages[i].has_embed,
+                                          .has_head = stages[i].has_head};
+        CHECK_EQ(model_stage_manifest(whole, &range, &message.as.plan.manifest), FL_OK);
+        say(f, f->boxes[i].link, &message);
+    }
+}
+
+static void send_admit(struct fixture *f, uint64_t plan_id, uint32_t count, uint32_t prompt_count,
+                       uint32_t max_tokens)
+{
+    uint32_t prompt[128];
+    for (uint32_t i = 0; i < prompt_count; i++) {
+        prompt[i] = 3 + i * 7 % 40;
+    }
+    f->token_count = 0;
+    f->finish = FL_FINISH_NONE;
+    for (uint32_t i = 0; i < count; i++) {
+        const bool gets_tokens = i == 0 || i + 1 == count;
+        const struct fl_cluster_message message = {
+            .kind = FL_MESSAGE_ADMIT,
+            .as.admit = {.plan_id = plan_id,
+                         .request_id = 1,
+                         .sequence_id = 1,
+                         .position_max = prompt_count + max_tokens,
+                         .prompt_count = prompt_count,
+                         .max_tokens = max_tokens,
+                         .token_count = gets_tokens ? prompt_count : 0,
+                         .tokens = prompt,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1}}};
+        say(f, f->boxes[i].link, &message);
+    }
+}
+
+/* Tokens that `count` boxes give to a prompt of 50 in chunks of `chunk_rows`. */
+static void answer(uint32_t count, uint32_t chunk_rows, bool with_files, uint32_t out[16],
+                   uint32_t *out_fetches)
+{
+    struct fixture f;
+    begin(&f, count, 1 << 28, with_files);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, count, chunk_rows);
+    send_admit(&f, 1, count, 50, 16);
+    const bool done = run_until(&f, answered);
+    const uint32_t tokens = f.token_count;
+    const enum fl_finish finish = f.finish;
+    memcpy(out, f.tokens, 16 * sizeof(out[0]));
+    if (out_fetches != NULL) {
+        *out_fetches = f.fetch_count;
+    }
+    if (f.failure_count > 0) {
+        printf("  failure: %s\n", f.failure.text);
+    }
+    end(&f);
+    CHECK(done);
+    CHECK_EQ(tokens, 16);
+    CHECK_EQ(finish, FL_FINISH_LENGTH);
+}
+
+/* Cases -------------------------------------------------------------------------------------- */
+
+static void three_nodes_in_any_chunks_answer_as_one_does(void)
+{
+    uint32_t alone[16];
+    uint32_t together[16];
+    answer(1, 64, true, alone, NULL);
+    for (uint32_t count = 1; count <= 3; count++) {
+        for (uint32_t chunk = 7; chunk <= 64; chunk += 19) {
+            answer(count, chunk, true, together, NULL);
+            CHECK(memcmp(alone, together, sizeof(alone)) == 0);
+        }
+    }
+}
+
+static void nodes_without_files_fetch_and_answer_the_same(void)
+{
+    uint32_t alone[16];
+    uint32_t fetched[16];
+    uint32_t fetches = 0;
+    answer(1, 16, true, alone, &fetches);
+    CHECK_EQ(fetches, 0);
+    answer(3, 16, false, fetched, &fetches);
+    CHECK(fetches > 0);
+    CHECK(memcmp(alone, fetched, sizeof(alone)) == 0);
+}
+
+static void a_refused_node_stops_with_the_coordinators_sentence(void)
+{
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    f.refusal = "a node of the name box1 is here already";
+    for (int i = 0; i < 2000 && f.boxes[0].status == FL_OK; i++) {
+        round_all(&f);
+    }
+    const fl_status status = f.boxes[0].status;
+    char text[256];
+    snprintf(text, sizeof(text), "%s", node_text(f.boxes[0].node));
+    end(&f);
+    CHECK_EQ(status, FL_DENIED);
+    CHECK(strcmp(text, "a node of the name box1 is here already") == 0);
+}
+
+static void a_plan_over_the_memory_budget_is_refused_with_numbers(void)
+{
+    struct fixture f;
+    begin(&f, 1, 100000, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 1, 16);
+    const bool told = run_until(&f, failed);
+    const bool joined = node_joined(f.boxes[0].node);
+    const struct fl_failure failure = f.failure;
+    end(&f);
+    printf("  says: %s\n", failure.text);
+    CHECK(told);
+    CHECK_EQ(failure.code, FL_NO_MEMORY);
+    CHECK_EQ(failure.request_id, 0);
+    CHECK(strstr(failure.text, "MiB") != NULL && strstr(failure.text, "box1") != NULL);
+    CHECK(joined);
+}
+
+static void a_lost_coordinator_is_joined_again_and_its_plans_are_gone(void)
+{
+    struct fixture f;
+    begin(&f, 2, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 5, 2, 16);
+    send_admit(&f, 5, 2, 50, 16);
+    for (int i = 0; i < 20; i++) {
+        round_all(&f);
+    }
+    peer_close_link(f.peers, f.boxes[0].link);
+    peer_close_link(f.peers, f.boxes[1].link);
+    for (int i = 0; i < 100; i++) {
+        round_all(&f);
+    }
+    const bool again = run_until(&f, all_joined);
+    f.failure_count = 0;
+    send_plan(&f, 5, 2, 16); /* a coordinator that was restarted counts from the start again */
+    send_admit(&f, 5, 2, 50, 16);
+    const bool done = run_until(&f, answered);
+    const uint32_t tokens = f.token_count;
+    end(&f);
+    CHECK(again);
+    CHECK(done);
+    CHECK_EQ(tokens, 16);
+}
+
+static void a_lost_neighbour_is_named_and_the_node_lives_on(void)
+{
+    struct fixture f;
+    begin(&f, 3, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 3, 16);
+    send_admit(&f, 1, 3, 50, 60);
+    for (int i = 0; i < 3000 && f.token_count < 5; i++) {
+        round_all(&f);
+    }
+    const uint32_t tokens = f.token_count;
+    local_network_kill(f.network, f.boxes[1].transport);
+    f.boxes[1].status = FL_END; /* not polled any more */
+    const bool told = run_until(&f, failed);
+    const struct fl_failure failure = f.failure;
+    /* The survivors form the next plan. */
+    const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
+    say(&f, f.boxes[0].link, &unplan);
+    f.failure_count = 0;
+    send_plan(&f, 2, 1, 16);
+    send_admit(&f, 2, 1, 50, 16);
+    const bool done = run_until(&f, answered);
+    const uint32_t tokens_after = f.token_count;
+    end(&f);
+    printf("  says: %s\n", failure.text);
+    CHECK_EQ(tokens, 5);
+    CHECK(told);
+    CHECK_EQ(failure.code, FL_NODE_LOST);
+    CHECK(strstr(failure.text, "box2") != NULL);
+    CHECK(done);
+    CHECK_EQ(tokens_after, 16);
+}
+
+static void unplan_in_mid_load_frees_the_place_for_the_next(void)
+{
+    struct fixture f;
+    begin(&f, 2, 1 << 28, false);
+    CHECK(run_until(&f, all_joined));
+    for (uint64_t plan = 1; plan <= 40; plan++) {
+        const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN,
+                                                  .as.unplan.plan_id = plan};
+        send_plan(&f, plan, 2, 16);
+        for (uint64_t i = 0; i < plan; i++) {
+            round_all(&f);
+        }
+        say(&f, f.boxes[0].link, &unplan);
+        say(&f, f.boxes[1].link, &unplan);
+        for (int i = 0; i < 30; i++) {
+            round_all(&f);
+        }
+    }
+    const uint32_t failures = f.failure_count;
+    send_plan(&f, 41, 2, 16);
+    send_admit(&f, 41, 2, 50, 16);
+    const bool done = run_until(&f, answered);
+    const uint32_t tokens = f.token_count;
+    const struct fl_progress progress = f.progress;
+    end(&f);
+    CHECK_EQ(failures, 0);
+    CHECK(done);
+    CHECK_EQ(tokens, 16);
+    CHECK_EQ(progress.plan_id, 41);
+    CHECK_EQ(progress.bytes_done, progress.bytes_fetched);
+}
+
+static void what_a_stranger_sends_costs_only_his_link(void)
+{
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 1, 16);
+    /* The coordinator's peer table plays the stranger on a second link. */
+    transport_link link;
+    CHECK_EQ(peer_connect(f.peers, &f.boxes[0].join.address, &link), FL_OK);
+    for (int i = 0; i < 100; i++) {
+        round_all(&f);
+    }
+    const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
+    struct fl_arena arena;
+    size_t size;
+    fl_arena_init(&arena, f.scratch, SCRATCH);
+    CHECK_EQ(fl_cluster_message_pack(&unplan, &arena, f.scratch + SCRATCH, SCRATCH, &size), FL_OK);
+    /* He is no node, so his link may be gone already; then there is nothing to say. */
+    (void)!peer_send(f.peers, link, FL_WIRE_CONTROL, NULL, 0, f.scratch + SCRATCH, size, 0);
+    (void)!peer_send(f.peers, link, FL_WIRE_ACTIVATIONS, "x", 1, "y", 1, 0);
+    for (int i = 0; i < 100; i++) {
+        round_all(&f);
+    }
+    const fl_status gone = peer_send(f.peers, link, FL_WIRE_CONTROL, NULL, 0, "z", 1, 0);
+    send_admit(&f, 1, 1, 50, 16);
+    const bool done = run_until(&f, answered);
+    const uint32_t tokens = f.token_count;
+    end(&f);
+    CHECK_EQ(gone, FL_LINK_LOST);
+    CHECK(done);
+    CHECK_EQ(tokens, 16);
+}
+
+static void garbage_of_the_coordinator_loses_its_link_and_is_joined_again(void)
+{
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    CHECK_EQ(peer_send(f.peers, f.boxes[0].link, FL_WIRE_CONTROL, NULL, 0, "\xff\xff\xff", 3, 0),
+             FL_OK);
+    for (int i = 0; i < 100; i++) {
+        round_all(&f);
+    }
+    const bool again = run_until(&f, all_joined);
+    send_plan(&f, 1, 1, 16);
+    send_admit(&f, 1, 1, 50, 16);
+    const bool done = run_until(&f, answered);
+    end(&f);
+    CHECK(again);
+    CHECK(done);
+}
+
+static const struct test_case cases[] = {
+    {"node: three nodes, in any chunks, answer as one does",
+     three_nodes_in_any_chunks_answer_as_one_does},
+    {"node: nodes without files fetch and answer the same",
+     nodes_without_files_fetch_and_answer_the_same},
+    {"node: a refused node stops with the coordinator's sentence",
+     a_refused_node_stops_with_the_coordinators_sentence},
+    {"node: a plan over the memory budget is refused with numbers",
+     a_plan_over_the_memory_budget_is_refused_with_numbers},
+    {"node: a lost coordinator is joined again, and its plans are gone",
+     a_lost_coordinator_is_joined_again_and_its_plans_are_gone},
+    {"node: a lost neighbour is named and the node lives on",
+     a_lost_neighbour_is_named_and_the_node_lives_on},
+    {"node: unplan in mid load frees the place for the next",
+     unplan_in_mid_load_frees_the_place_for_the_next},
+    {"node: what a stranger sends costs only his link", what_a_stranger_sends_costs_only_his_link},
+    {"node: garbage of the coordinator loses its link, and it is joined again",
+     garbage_of_the_coordinator_loses_its_link_and_is_joined_again},
+};
+
+TEST_MAIN(cases)
