@@ -81,7 +81,9 @@ static void print_models(const struct fl_client_event *event, bool json)
                size_text(model->bytes, size),
                model->architecture[0] != '\0' ? plain_text(model->architecture, kind, sizeof(kind))
                                               : "-",
-               model->loaded ? "loaded" : problem);
+               model->loaded        ? "loaded"
+               : problem[0] != '\0' ? problem
+                                    : "on disk");
     }
 }
 

@@ -1,6 +1,9 @@
 #!/usr/bin/python3
 """The client protocol from outside: Python's protobuf package and a socket, against a real cluster."""
+import contextlib
+import io
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -121,4 +124,51 @@ def mistakes(cluster, client):
     assert kinds(client.ask(models=pb.Empty())) == ["models"]
 
 
-pool.main([test_python_speaks_to_a_cluster])
+def manual_code(holding):
+    """The Python of docs/protocol.md that holds a word."""
+    with open(os.path.join(pool.ROOT, "docs", "protocol.md"), encoding="utf-8") as file:
+        blocks = re.findall(r"^```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
+    block, = [block for block in blocks if holding in block]
+    return block
+
+
+def test_the_handshake_of_the_manual_opens_a_door_with_a_key():
+    with tempfile.TemporaryDirectory() as folder:
+        made_model(folder)
+        key = os.path.join(folder, "pool.key")
+        subprocess.run([pool.program("firstlight"), "keygen", "--out", key], check=True, stdout=subprocess.DEVNULL)
+        with pool.Pool(nodes=0, models=folder, key=key) as cluster:
+            client = Client(cluster.address)
+            names = {"sock": client.sock, "read": client.read, "struct": struct, "path": key}
+            exec(manual_code("compare_digest"), names)  # noqa: S102: this is what the test is about
+            assert names["welcome"][6] == 4, names["welcome"]
+            assert kinds(client.ask(models=pb.Empty())) == ["models"]
+
+            with open(key, "w", encoding="utf-8") as file:
+                file.write("firstlight-key-1 " + "0" * 64 + "\n")
+            names["sock"] = (other := Client(cluster.address)).sock
+            names["read"] = other.read
+            try:
+                exec(manual_code("compare_digest"), names)  # noqa: S102
+                raise RuntimeError("another key was let in")
+            except (AssertionError, SystemExit):
+                pass
+            strange = Client(cluster.address)
+            strange.send(models=pb.Empty())
+            event = strange.next()
+            assert event.id == 0 and event.error.code == 42 and "--key-file" in event.error.text, event
+
+
+def test_the_example_of_the_manual_gets_an_answer():
+    pool.need_model(pool.SMOLLM2)
+    with pool.Pool(nodes=1) as cluster:
+        host, port = cluster.address.rsplit(":", 1)
+        code = manual_code("Why is the sky blue?").replace('("127.0.0.1", 7411)', f'("{host}", {port})')
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(code, {"__name__": "manual"})  # noqa: S102
+        assert re.search(r"\S+\n[0-9]+ tokens, [0-9.]+/s\n$", out.getvalue()), out.getvalue()
+
+
+pool.main([test_python_speaks_to_a_cluster, test_the_handshake_of_the_manual_opens_a_door_with_a_key,
+           test_the_example_of_the_manual_gets_an_answer])
