@@ -19,14 +19,7 @@ static uint64_t now_ns(void)
 
 const char *size_text(uint64_t bytes, char *out)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    double value = (double)bytes;
-    size_t unit = 0;
-    while (value >= 1023.95 && unit < 6) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(out, SIZE_TEXT_MAX, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+    fl_size_text_format(bytes, out);
     return out;
 }
 

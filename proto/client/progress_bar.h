@@ -11,11 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/size_text.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { SIZE_TEXT_MAX = 16 };
+enum { SIZE_TEXT_MAX = FL_SIZE_TEXT_MAX };
 
 struct progress_bar {
     bool enabled;
@@ -34,7 +36,7 @@ void progress_bar_draw(struct progress_bar *bar, const char *phase, const char *
 /* Take the line away, so that other text can stand there. */
 void progress_bar_clear(struct progress_bar *bar);
 
-/* "104.9 MiB"; out [SIZE_TEXT_MAX]; returns out. */
+/* fl_size_text_format(), as an argument of printf(). */
 const char *size_text(uint64_t bytes, char *out);
 
 #ifdef __cplusplus
