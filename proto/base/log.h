@@ -18,7 +18,15 @@ extern "C" {
 
 enum { FL_LOG_LINE_MAX = 1024 };
 
-enum fl_log_level { FL_LOG_ERROR, FL_LOG_WARN, FL_LOG_INFO, FL_LOG_DEBUG, FL_LOG_TRACE };
+/* SILENT is for fl_log_init() alone: fuzzers provoke errors by the million. */
+enum fl_log_level {
+    FL_LOG_SILENT = -1,
+    FL_LOG_ERROR,
+    FL_LOG_WARN,
+    FL_LOG_INFO,
+    FL_LOG_DEBUG,
+    FL_LOG_TRACE,
+};
 
 /* Lines above `level` are dropped.  `program` (borrowed for ever, "" for none) starts each line. */
 void fl_log_init(const char *program, enum fl_log_level level);
