@@ -138,6 +138,7 @@ def test_the_handshake_of_the_manual_opens_a_door_with_a_key():
         key = os.path.join(folder, "pool.key")
         subprocess.run([pool.program("firstlight"), "keygen", "--out", key], check=True, stdout=subprocess.DEVNULL)
         with pool.Pool(nodes=0, models=folder, key=key) as cluster:
+            pool.wait_until(cluster.status, 30, "the coordinator answers")
             client = Client(cluster.address)
             names = {"sock": client.sock, "read": client.read, "struct": struct, "path": key}
             exec(manual_code("compare_digest"), names)  # noqa: S102: this is what the test is about
