@@ -227,13 +227,14 @@ static void start_tokenising(struct coordinator *coordinator, struct request *re
     job->chat_flags |= request->special ? CHAT_PARSE_CONTENT : 0;
     job->flags |= request->no_bos ? TOKENIZER_NO_BOS : 0;
     memcpy(job->chat_family, request->chat_family, sizeof(job->chat_family));
+    /* Before submit(): the worker may run the job at once. */
+    job->text = request->text;
+    job->messages = request->messages;
     if (worker_submit(coordinator->worker, &job->job) != FL_OK) {
         free(job);
         request_fail(coordinator, request, FL_BUSY, fl_last_error(), RETRY_MS);
         return;
     }
-    job->text = request->text;
-    job->messages = request->messages;
     request->text = NULL;
     request->messages = NULL;
     catalog_keep(job->model);
