@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cluster/topology.h"
+#include "proto/base/size_text.h"
+
 static const char HELP[] =
     "usage: firstlight-coordinator [OPTION]..\n"
     "\n"
@@ -107,24 +110,12 @@ static fl_status read_number(const char *flag, const char *text, uint64_t low, u
     return FL_OK;
 }
 
-/* "512MiB", "2GiB", "1000000" */
 static fl_status read_size(const char *flag, const char *text, uint64_t *out)
 {
-    static const struct {
-        const char *name;
-        unsigned shift;
-    } units[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-    char *end = NULL;
-    errno = 0;
-    const unsigned long long value = strtoull(text, &end, 10);
-    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (text[0] >= '0' && text[0] <= '9' && errno == 0 && strcmp(end, units[i].name) == 0 &&
-            value > 0 && value <= UINT64_MAX >> 1 >> units[i].shift) {
-            *out = value << units[i].shift;
-            return FL_OK;
-        }
+    if (!fl_size_text_value(text, out) || *out == 0) {
+        return FL_FAIL(FL_INVALID, "%s %s: a size like 512MiB or 2GiB is wanted", flag, text);
     }
-    return FL_FAIL(FL_INVALID, "%s %s: a size like 512MiB or 2GiB is wanted", flag, text);
+    return FL_OK;
 }
 
 static fl_status read_split(const char *text, struct coordinator_settings *out)
@@ -197,6 +188,7 @@ static fl_status take_option(int option, const char *text, struct settings *out)
     case OPTION_TEMPLATE:
         return copy_text("--template", text, out->chat_family, sizeof(out->chat_family));
     case OPTION_LOG: return read_level(text, &out->log);
+    case OPTION_CONFIG: return FL_OK; /* taken before the others */
     default: break;
     }
     return FL_FAIL(FL_INVALID, "unknown option; --help lists them");
@@ -209,6 +201,69 @@ static void set_defaults(struct settings *out)
     snprintf(out->listen, sizeof(out->listen), "127.0.0.1:7412");
     snprintf(out->models, sizeof(out->models), "%s/.cache/firstlight/models",
              home != NULL ? home : "");
+}
+
+/* A number of the file, held against the flag's limits. */
+static fl_status take_number(const char *key, const struct topology_number *number, uint64_t high,
+                             uint32_t *out)
+{
+    if (!number->given) {
+        return FL_OK;
+    }
+    if (number->value < 1 || number->value > high) {
+        return FL_FAIL(FL_INVALID,
+                       "coordinator.%s is %" PRIu64 ": a number from 1 to %" PRIu64 " is wanted",
+                       key, number->value, high);
+    }
+    *out = (uint32_t)number->value;
+    return FL_OK;
+}
+
+static fl_status take_text(const char *key, const char *text, char *out, size_t size)
+{
+    return text[0] != '\0' ? copy_text(key, text, out, size) : FL_OK;
+}
+
+static fl_status take_file(const char *path, struct settings *out)
+{
+    struct topology *topology = malloc(sizeof(*topology));
+    if (topology == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory to read %s", path);
+    }
+    fl_status status = topology_read(path, topology);
+    const struct topology_coordinator file = topology->coordinator;
+    free(topology);
+    FL_TRY(status);
+    struct coordinator_settings *more = &out->coordinator;
+    FL_TRY(take_text("listen", file.listen, out->listen, sizeof(out->listen)));
+    FL_TRY(take_text("models", file.models, out->models, sizeof(out->models)));
+    FL_TRY(take_text("key_file", file.key_file, out->key_file, sizeof(out->key_file)));
+    if (file.client_listen[0] != '\0') {
+        FL_TRY(add_client_listen(file.client_listen, out));
+    }
+    if (file.activations[0] != '\0') {
+        FL_TRY(read_activations(file.activations, &more->activations_f32));
+    }
+    FL_TRY(take_number("context", &file.context, FL_CONTEXT_MAX, &more->context));
+    FL_TRY(take_number("chunk", &file.chunk, FL_CHUNK_MAX, &more->chunk));
+    FL_TRY(take_number("queue", &file.queue, COORDINATOR_QUEUE_MAX, &more->queue));
+    more->kv_budget = file.kv_budget.given ? file.kv_budget.value : more->kv_budget;
+    more->split_count = file.split_count;
+    memcpy(more->split, file.split, sizeof(more->split));
+    return FL_OK;
+}
+
+/* The file goes first, wherever its flag stands. */
+static fl_status find_file(int argc, char **argv, struct settings *out)
+{
+    opterr = 0;
+    optind = 0; /* start anew */
+    for (int option; (option = getopt_long(argc, argv, "", OPTIONS, NULL)) != -1;) {
+        if (option == OPTION_CONFIG) {
+            FL_TRY(take_file(optarg, out));
+        }
+    }
+    return FL_OK;
 }
 
 static void finish(struct settings *out)
@@ -224,10 +279,12 @@ static void finish(struct settings *out)
 fl_status settings_read(int argc, char **argv, struct settings *out)
 {
     set_defaults(out);
-    opterr = 0;
-    optind = 1;
+    FL_TRY(find_file(argc, argv, out));
+    const uint32_t file_listens = out->client_listen_count;
+    bool flag_listens = false;
+    optind = 0;
     for (;;) {
-        const int before = optind;
+        const int before = optind > 0 ? optind : 1;
         const int option = getopt_long(argc, argv, "", OPTIONS, NULL);
         if (option == -1) {
             break;
@@ -244,6 +301,10 @@ fl_status settings_read(int argc, char **argv, struct settings *out)
             return FL_FAIL(FL_INVALID, "%s is no option, or lacks its value; --help lists them",
                            argv[before]);
         }
+        if (option == OPTION_CLIENT_LISTEN && file_listens > 0 && !flag_listens) {
+            out->client_listen_count = 0; /* the file's give way to the flags' */
+        }
+        flag_listens = flag_listens || option == OPTION_CLIENT_LISTEN;
         FL_TRY(take_option(option, optarg, out));
     }
     if (optind < argc) {
