@@ -76,7 +76,12 @@ static bool read_literal(const char *at, const char *end, char *out, size_t max,
         char byte = *at;
         if (byte == '\\' && at + 1 < end) {
             at++;
-            byte = *at == 'n' ? '\n' : *at == 't' ? '\t' : *at;
+            byte = *at;
+            if (byte == 'n') {
+                byte = '\n';
+            } else if (byte == 't') {
+                byte = '\t';
+            }
         }
         if (size == max) {
             return false;
@@ -232,7 +237,7 @@ static size_t space_size(struct gguf_string text, bool at_end)
     if (text.size == 0) {
         return 0;
     }
-    const char byte = at_end ? text.data[text.size - 1] : text.data[0];
+    const char byte = text.data[at_end ? text.size - 1 : 0];
     if (byte == ' ' || (byte >= '\t' && byte <= '\r') || (byte >= 0x1c && byte <= 0x1f)) {
         return 1;
     }
@@ -497,7 +502,7 @@ static fl_status text_open(const struct chat_template *chat, const struct chat_m
                            size_t count, struct chat_text *out)
 {
     enum { MARKS_SIZE_MAX = 128 }; /* of one message */
-    size_t max = sizeof(chat->default_system) + 2 * MARKS_SIZE_MAX;
+    size_t max = sizeof(chat->default_system) + (size_t)2 * MARKS_SIZE_MAX;
     if (count > CHAT_MESSAGE_COUNT_MAX) {
         return check_messages(chat, messages, count);
     }
@@ -510,17 +515,18 @@ static fl_status text_open(const struct chat_template *chat, const struct chat_m
         }
         max += messages[i].content.size + chat->bos.size + chat->eos.size + MARKS_SIZE_MAX;
     }
-    if (max > 2 * (size_t)TOKENIZER_TEXT_SIZE_MAX) {
+    if (max > (size_t)2 * TOKENIZER_TEXT_SIZE_MAX) {
         return FL_FAIL(FL_TOO_LARGE, "chat: the conversation is over %d bytes long",
                        (int)TOKENIZER_TEXT_SIZE_MAX);
     }
-    *out = (struct chat_text){
-        .text = malloc(max), .max = max, .typed = malloc((count + 1) * sizeof(*out->typed))};
-    if (out->text == NULL || out->typed == NULL) {
-        free(out->text);
-        free(out->typed);
+    char *text = malloc(max);
+    struct text_range *typed = malloc((count + 1) * sizeof(*typed));
+    if (text == NULL || typed == NULL) {
+        free(text);
+        free(typed);
         return FL_FAIL(FL_NO_MEMORY, "chat: no memory for a conversation of %zu bytes", max);
     }
+    *out = (struct chat_text){.text = text, .max = max, .typed = typed};
     return FL_OK;
 }
 

@@ -184,6 +184,30 @@ static fl_status piece_from_byte_token(struct gguf_string text, uint32_t id, cha
                    id);
 }
 
+/* What a token prints; at most as many bytes as its text has. */
+static fl_status write_piece(const struct vocabulary *vocabulary, uint32_t id, char *out,
+                             size_t *out_size)
+{
+    const struct gguf_string text = vocabulary->texts[id];
+    *out_size = 0;
+    switch ((enum token_type)vocabulary->types[id]) {
+    case TOKEN_NORMAL:
+        *out_size = vocabulary->kind == VOCABULARY_BPE ? piece_from_alphabet(text, out)
+                                                       : piece_from_spm(text, out);
+        break;
+    case TOKEN_BYTE: *out_size = 1; return piece_from_byte_token(text, id, out);
+    case TOKEN_CONTROL:
+    case TOKEN_UNKNOWN:
+    case TOKEN_USER_DEFINED:
+        memcpy(out, text.data, text.size);
+        *out_size = text.size;
+        break;
+    case TOKEN_UNDEFINED:
+    case TOKEN_UNUSED: break;
+    }
+    return FL_OK;
+}
+
 static fl_status build_pieces(struct vocabulary *vocabulary)
 {
     size_t total = 0;
@@ -197,27 +221,10 @@ static fl_status build_pieces(struct vocabulary *vocabulary)
     }
     size_t at = 0;
     for (uint32_t id = 0; id < vocabulary->count; id++) {
-        const struct gguf_string text = vocabulary->texts[id];
-        char *out = vocabulary->pieces + at;
+        size_t size = 0;
         vocabulary->piece_offsets[id] = (uint32_t)at;
-        switch ((enum token_type)vocabulary->types[id]) {
-        case TOKEN_NORMAL:
-            at += vocabulary->kind == VOCABULARY_BPE ? piece_from_alphabet(text, out)
-                                                     : piece_from_spm(text, out);
-            break;
-        case TOKEN_BYTE:
-            FL_TRY(piece_from_byte_token(text, id, out));
-            at++;
-            break;
-        case TOKEN_CONTROL:
-        case TOKEN_UNKNOWN:
-        case TOKEN_USER_DEFINED:
-            memcpy(out, text.data, text.size);
-            at += text.size;
-            break;
-        case TOKEN_UNDEFINED:
-        case TOKEN_UNUSED: break; /* they print nothing */
-        }
+        FL_TRY(write_piece(vocabulary, id, vocabulary->pieces + at, &size));
+        at += size;
     }
     vocabulary->piece_offsets[vocabulary->count] = (uint32_t)at;
     return FL_OK;
@@ -234,7 +241,9 @@ static fl_status build_index(struct vocabulary *vocabulary)
         return FL_FAIL(FL_NO_MEMORY, "vocabulary: no memory for an index of %" PRIu32 " tokens",
                        vocabulary->count);
     }
-    memset(vocabulary->slots, 0xff, slot_count * sizeof(*vocabulary->slots));
+    for (uint32_t i = 0; i < slot_count; i++) {
+        vocabulary->slots[i] = (struct vocabulary_slot){.id = TOKEN_NONE};
+    }
     vocabulary->slot_mask = slot_count - 1;
     for (uint32_t id = 0; id < vocabulary->count; id++) {
         const struct gguf_string text = vocabulary->texts[id];
@@ -315,6 +324,7 @@ static fl_status read_types(const struct gguf *gguf, struct vocabulary *vocabula
         return FL_OK;
     }
     FL_TRY(check_count(gguf, KEY("token_type"), vocabulary->count));
+    FL_ASSERT(vocabulary->count > 0);
     uint32_t *types = malloc(vocabulary->count * sizeof(*types));
     if (types == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "vocabulary: no memory for %" PRIu32 " token types",
@@ -336,6 +346,7 @@ static fl_status read_scores(const struct gguf *gguf, struct vocabulary *vocabul
                                          "scores") ", and the file has none");
     }
     FL_TRY(check_count(gguf, KEY("scores"), vocabulary->count));
+    FL_ASSERT(vocabulary->count > 0);
     vocabulary->scores = malloc(vocabulary->count * sizeof(*vocabulary->scores));
     if (vocabulary->scores == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "vocabulary: no memory for %" PRIu32 " scores",

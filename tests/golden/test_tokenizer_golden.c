@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "coordinator/text_stream.h"
 #include "tests/harness.h"
 #include "tests/support/jsonl.h"
 
@@ -152,9 +153,60 @@ static void test_ends(void)
     check_ends("gemma-3-270m-q4_k_m.gguf", 1, 106);
 }
 
+/* What a reader sees of one answer. */
+static void check_answer(const struct tokenizer *tokenizer, struct jsonl_slice line)
+{
+    static struct record record;
+    struct text_stream stream;
+    struct gguf_string text = {0};
+    struct jsonl_slice value;
+    size_t at = 0;
+    CHECK(jsonl_field(line, "greedy_text", &value));
+    CHECK(jsonl_string(value, record.text, TEXT_MAX, &record.text_size));
+    CHECK(jsonl_field(line, "greedy", &value));
+    CHECK(jsonl_uints(value, record.ids, IDS_MAX, &record.count));
+    CHECK_EQ(text_stream_init(&stream, tokenizer, NULL, 0, TOKENIZER_SHOW_SPECIAL), FL_OK);
+    for (size_t i = 0; i <= record.count; i++) {
+        if (i < record.count) {
+            (void)text_stream_push(&stream, record.ids[i], &text);
+        } else {
+            CHECK_EQ(text_stream_finish(&stream, &text), TEXT_STREAM_ENDED);
+        }
+        CHECK(text.size <= record.text_size - at);
+        CHECK(memcmp(text.data, record.text + at, text.size) == 0);
+        at += text.size;
+    }
+    CHECK_EQ(at, record.text_size);
+}
+
+static void check_answers(const char *model, const char *path)
+{
+    struct jsonl file;
+    struct jsonl_slice line;
+    struct tokenizer *tokenizer = NULL;
+    struct gguf *gguf = open_model(model);
+    size_t records = 0;
+    CHECK_EQ(tokenizer_open(gguf, &tokenizer), FL_OK);
+    CHECK(jsonl_open(&file, path));
+    for (; jsonl_next(&file, &line); records++) {
+        check_answer(tokenizer, line);
+    }
+    jsonl_close(&file);
+    tokenizer_close(tokenizer);
+    gguf_close(gguf);
+    CHECK_EQ(records, 24);
+}
+
+static void test_answers(void)
+{
+    check_answers("SmolLM2-135M-Instruct.Q4_1.gguf", "tests/golden/smollm2.jsonl");
+    check_answers("gemma-3-270m-q4_k_m.gguf", "tests/golden/gemma3.jsonl");
+}
+
 static const struct test_case cases[] = {
     {"tokenizer: every SmolLM2 record gives the reference's ids and text", test_smollm2},
     {"tokenizer: every Gemma 3 record gives the reference's ids and text", test_gemma3},
+    {"text stream: every reference answer reads as the reference says", test_answers},
     {"tokenizer: both models end an answer at exactly their two end tokens", test_ends},
 };
 TEST_MAIN(cases)
