@@ -198,7 +198,7 @@ static fl_status rows_open(struct compute_plan *entry)
 static fl_status plan_open(struct compute *compute, struct compute_plan *entry)
 {
     const struct fl_plan *plan = &entry->plan->plan;
-    uint64_t memory;
+    uint64_t memory = 0;
     FL_TRY(memory_check(compute, plan, &memory));
     compute->memory_used += memory;
     entry->memory = memory;
