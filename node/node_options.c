@@ -12,6 +12,7 @@
 
 #include "kernels/cpu_pool.h"
 #include "proto/base/clock.h"
+#include "proto/base/size_text.h"
 
 enum { SPIN_US_MAX = 10000 };
 
@@ -29,6 +30,7 @@ enum flag {
     FLAG_THREADS,
     FLAG_ISA,
     FLAG_KEY_FILE,
+    FLAG_CONFIG,
     FLAG_LOG,
     FLAG_SPIN_US,
     FLAG_HELP,
@@ -46,6 +48,7 @@ static const struct option long_options[] = {
     {"threads", required_argument, NULL, FLAG_THREADS},
     {"isa", required_argument, NULL, FLAG_ISA},
     {"key-file", required_argument, NULL, FLAG_KEY_FILE},
+    {"config", required_argument, NULL, FLAG_CONFIG},
     {"log", required_argument, NULL, FLAG_LOG},
     {"spin-us", required_argument, NULL, FLAG_SPIN_US},
     {"help", no_argument, NULL, FLAG_HELP},
@@ -84,26 +87,12 @@ void node_options_help(void)
         "  mpirun -np 1 firstlight-coordinator --models ~/models : -np 3 firstlight-node\n");
 }
 
-fl_status node_options_size(const char *what, const char *text, uint64_t *out)
+static fl_status parse_size(const char *what, const char *text, uint64_t *out)
 {
-    static const char units[] = "KMGT";
-    char *end = NULL;
-    errno = 0;
-    const double value = strtod(text, &end);
-    uint64_t factor = 1;
-    const char *unit = *end != '\0' ? strchr(units, toupper((unsigned char)*end)) : NULL;
-    if (unit != NULL) {
-        factor = UINT64_C(1) << (10 * (unit - units + 1));
-        end++;
-        end += *end == 'i' ? 1 : 0;
-    }
-    end += *end == 'B' ? 1 : 0;
-    if (end == text || !isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0 ||
-        !(value >= 0 && value * (double)factor < 9e18)) {
+    if (!fl_size_text_value(text, out)) {
         return FL_FAIL(FL_INVALID, "%s is '%.40s'; a size like 512MiB or 20GiB would be right",
                        what, text);
     }
-    *out = (uint64_t)(value * (double)factor);
     return FL_OK;
 }
 
@@ -200,7 +189,7 @@ static uint64_t default_memory(void)
     return kib == 0 ? memory_fallback : kib * 1024 / 10 * 7;
 }
 
-static fl_status set_defaults(struct node_options *options)
+static void set_defaults(struct node_options *options)
 {
     *options = (struct node_options){
         .isa = "auto",
@@ -218,6 +207,38 @@ static fl_status set_defaults(struct node_options *options)
         snprintf(options->cache, sizeof(options->cache), "%.3000s/.cache/firstlight/shards",
                  home != NULL && home[0] == '/' ? home : "/tmp");
     }
+}
+
+static const char *given(const char *text, const char *fallback)
+{
+    return text[0] != '\0' ? text : fallback;
+}
+
+/* What the file's "node" says; `boxes` are looked at when the name is known. */
+static fl_status take_file(struct node_options *options, const struct topology_node *file)
+{
+    if (file->name[0] != '\0') {
+        FL_TRY(parse_name(file->name, options->name));
+    }
+    options->file = *file;
+    options->join = given(options->file.join, NULL);
+    options->listen = given(options->file.listen, NULL);
+    options->models = given(options->file.models, NULL);
+    options->key_file = given(options->file.key_file, NULL);
+    options->isa = given(options->file.isa, options->isa);
+    if (file->cache[0] != '\0') {
+        snprintf(options->cache, sizeof(options->cache), "%s", file->cache);
+    }
+    options->memory = file->memory.given ? file->memory.value : options->memory;
+    options->cache_budget =
+        file->cache_budget.given ? file->cache_budget.value : options->cache_budget;
+    if (file->threads.given) {
+        if (file->threads.value < 1 || file->threads.value > CPU_POOL_THREADS_MAX) {
+            return FL_FAIL(FL_INVALID, "node.threads is %" PRIu64 "; 1 to %d would be right",
+                           file->threads.value, CPU_POOL_THREADS_MAX);
+        }
+        options->threads = (uint32_t)file->threads.value;
+    }
     return FL_OK;
 }
 
@@ -234,13 +255,13 @@ static fl_status take_option(struct node_options *options, int option, const cha
         }
         memcpy(options->cache, value, strlen(value) + 1);
         return FL_OK;
-    case FLAG_CACHE_BUDGET:
-        return node_options_size("--cache-budget", value, &options->cache_budget);
-    case FLAG_MEMORY: return node_options_size("--memory", value, &options->memory);
+    case FLAG_CACHE_BUDGET: return parse_size("--cache-budget", value, &options->cache_budget);
+    case FLAG_MEMORY: return parse_size("--memory", value, &options->memory);
     case FLAG_THREADS:
         return parse_count("--threads", value, 1, CPU_POOL_THREADS_MAX, &options->threads);
     case FLAG_ISA: options->isa = value; return FL_OK;
     case FLAG_KEY_FILE: options->key_file = value; return FL_OK;
+    case FLAG_CONFIG: return FL_OK; /* read before the other flags */
     case FLAG_LOG: return parse_log_level(value, &options->log_level);
     case FLAG_SPIN_US: {
         uint32_t spin_us = 0;
@@ -254,28 +275,70 @@ static fl_status take_option(struct node_options *options, int option, const cha
     }
 }
 
+static fl_status next_flag(int argc, char **argv, int *out)
+{
+    *out = getopt_long(argc, argv, "+:", long_options, NULL);
+    if (*out == '?') {
+        return FL_FAIL(FL_INVALID, "'%.80s' is no option; --help lists them", argv[optind - 1]);
+    }
+    if (*out == ':') {
+        return FL_FAIL(FL_INVALID, "'%.80s' needs a value; see --help", argv[optind - 1]);
+    }
+    return FL_OK;
+}
+
+/* The file first, wherever --config stands: flags override it. */
+static fl_status read_config(struct node_options *options, int argc, char **argv,
+                             struct topology *topology)
+{
+    optind = 0;
+    for (int flag = 0; flag != -1;) {
+        FL_TRY(next_flag(argc, argv, &flag));
+        if (flag == FLAG_CONFIG) {
+            FL_TRY(topology_read(optarg, topology));
+            FL_TRY(take_file(options, &topology->node));
+        }
+    }
+    return FL_OK;
+}
+
+static fl_status parse(struct node_options *options, int argc, char **argv,
+                       struct topology *topology)
+{
+    bool memory_said = false;
+    opterr = 0;
+    FL_TRY(read_config(options, argc, argv, topology));
+    optind = 0;
+    for (int flag = 0; flag != -1;) {
+        FL_TRY(next_flag(argc, argv, &flag));
+        if (flag != -1) {
+            FL_TRY(take_option(options, flag, optarg));
+        }
+        memory_said = memory_said || flag == FLAG_MEMORY;
+    }
+    const struct topology_box *box = topology_find(topology, options->name);
+    if (box != NULL && box->memory.given && !memory_said) {
+        options->memory = box->memory.value;
+    }
+    return FL_OK;
+}
+
 fl_status node_options_parse(int argc, char **argv, bool mpi, struct node_options *out)
 {
-    struct node_options options;
-    FL_TRY(set_defaults(&options));
-    opterr = 0;
-    optind = 0;
-    for (int option; (option = getopt_long(argc, argv, "+:", long_options, NULL)) != -1;) {
-        if (option == '?') {
-            return FL_FAIL(FL_INVALID, "'%.80s' is no option; --help lists them", argv[optind - 1]);
-        }
-        if (option == ':') {
-            return FL_FAIL(FL_INVALID, "'%.80s' needs a value; see --help", argv[optind - 1]);
-        }
-        FL_TRY(take_option(&options, option, optarg));
+    struct topology *topology = calloc(1, sizeof(*topology));
+    if (topology == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "configuration: no memory");
     }
+    set_defaults(out);
+    const fl_status status = parse(out, argc, argv, topology);
+    free(topology);
+    FL_TRY(status);
     if (optind < argc) {
         return FL_FAIL(FL_INVALID, "'%.80s' is not expected; --help lists the options",
                        argv[optind]);
     }
-    if (!options.help && !options.version && !mpi && options.join == NULL) {
+    if (!out->help && !out->version && !mpi && out->join == NULL) {
         return FL_FAIL(FL_INVALID, "--join HOST:PORT is missing: which coordinator?");
     }
-    *out = options;
     return FL_OK;
 }

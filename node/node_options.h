@@ -1,7 +1,7 @@
 /* node_options.h - what the command line of firstlight-node says.
  *
  * Thread:  main.
- * Memory:  strings point into argv, the environment or this struct.
+ * Memory:  strings point into argv or into this struct: do not copy it.
  * Units:   sizes in bytes.
  */
 #ifndef NODE_NODE_OPTIONS_H
@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cluster/topology.h"
 #include "proto/base/log.h"
 #include "proto/base/status.h"
 #include "proto/cluster_message.h"
@@ -30,15 +31,13 @@ struct node_options {
     bool version;
     char name[FL_NAME_MAX];
     char cache[PATH_MAX];
+    struct topology_node file; /* of --config */
 };
 
-/* Defaults, then flags.  FL_INVALID with a sentence for what cannot be used. */
+/* Defaults, then what --config says, then flags.  FL_INVALID with a sentence for what cannot be used. */
 FL_MUST_CHECK fl_status node_options_parse(int argc, char **argv, bool mpi,
                                            struct node_options *out);
 
 void node_options_help(void);
-
-/* "20GiB", "512M", "1000000": powers of 1024.  FL_INVALID with a sentence that begins with `what`. */
-FL_MUST_CHECK fl_status node_options_size(const char *what, const char *text, uint64_t *out);
 
 #endif
