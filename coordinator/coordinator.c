@@ -15,6 +15,7 @@
 enum {
     NODE_MESSAGE_MAX = 512 << 10, /* what a node may say at once; file ranges are the most */
     ARENA_SIZE = 4 * NODE_MESSAGE_MAX,
+    RETRY_MS = 1000,
 };
 
 /* ---- what nodes say ---- */
@@ -45,14 +46,17 @@ static void take_join(struct coordinator *coordinator, transport_link link,
 static void take_failure(struct coordinator *coordinator, struct placement *placement,
                          const struct roster_node *node, const struct fl_failure *failure)
 {
-    fl_log(FL_LOG_WARN, "node %s failed: %s", node->name, failure->text);
+    fl_log(FL_LOG_WARN, "plan %" PRIu64 " failed on node %s: %s", placement->plan_id, node->name,
+           failure->text);
     if (failure->request_id != 0) {
         generation_failure(coordinator, placement, node, failure);
         return;
     }
     char text[STATE_TEXT_MAX];
-    snprintf(text, sizeof(text), "node %s: %s", node->name, failure->text);
-    placement_drop(coordinator, placement, (fl_status)failure->code, text, 0);
+    state_failure_text(node, failure, text);
+    /* A broken link or a lost neighbour: the next plan goes without it, so trying again helps. */
+    const bool lost = failure->code == FL_LINK_LOST || failure->code == FL_NODE_LOST;
+    placement_drop(coordinator, placement, (fl_status)failure->code, text, lost ? RETRY_MS : 0);
 }
 
 static bool is_last_stage(const struct placement *placement, const struct roster_node *node)

@@ -362,7 +362,13 @@ static void prompt_ready(struct coordinator *coordinator, struct request *reques
     request->state = REQUEST_QUEUED;
     generation_admit(coordinator, request->placement);
     request = request_by_serial(coordinator, serial);
-    if (request != NULL && request->state == REQUEST_QUEUED) {
+    if (request == NULL || request->state != REQUEST_QUEUED) {
+        return;
+    }
+    if (request_count(coordinator, REQUEST_QUEUED) > coordinator->config.settings.queue) {
+        status = request_queue_full(coordinator);
+        request_fail(coordinator, request, status, fl_last_error(), RETRY_MS);
+    } else {
         tell_queued(coordinator, request);
     }
 }
@@ -620,7 +626,7 @@ void generation_failure(struct coordinator *coordinator, struct placement *place
     struct request *request = find_running(coordinator, placement, failure->request_id);
     if (request != NULL) {
         char text[STATE_TEXT_MAX];
-        snprintf(text, sizeof(text), "node %s: %s", node->name, failure->text);
+        state_failure_text(node, failure, text);
         request_fail(coordinator, request, (fl_status)failure->code, text, 0);
     }
 }

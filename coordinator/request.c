@@ -34,14 +34,20 @@ static struct request *find_request(struct coordinator *coordinator, uint64_t cl
     return NULL;
 }
 
-uint32_t request_waiting_count(const struct coordinator *coordinator)
+uint32_t request_count(const struct coordinator *coordinator, enum request_state state)
 {
     uint32_t count = 0;
     for (const struct request *request = coordinator->requests; request != NULL;
          request = request->next) {
-        count += request->kind == FL_REQUEST_GENERATE && request->state != REQUEST_RUNNING;
+        count += request->kind == FL_REQUEST_GENERATE && request->state == state;
     }
     return count;
+}
+
+fl_status request_queue_full(const struct coordinator *coordinator)
+{
+    return FL_FAIL(FL_BUSY, "the queue is full: %" PRIu32 " requests wait already (--queue)",
+                   coordinator->config.settings.queue);
 }
 
 static uint32_t count_of_client(const struct coordinator *coordinator, uint64_t client)
@@ -340,10 +346,14 @@ static fl_status check_room(struct coordinator *coordinator, uint64_t client,
         return FL_FAIL(FL_BUSY, "this connection has %d requests under way, the limit",
                        COORDINATOR_CLIENT_REQUEST_MAX);
     }
-    const uint32_t waiting = request_waiting_count(coordinator);
-    if (wanted->kind == FL_REQUEST_GENERATE && waiting >= coordinator->config.settings.queue) {
-        return FL_FAIL(FL_BUSY, "the queue is full: %" PRIu32 " requests wait already (--queue)",
-                       waiting);
+    /* Those still being tokenised may find room or not; they are held to a limit of their own. */
+    const struct coordinator_settings *settings = &coordinator->config.settings;
+    const uint32_t preparing = request_count(coordinator, REQUEST_OPENING) +
+                               request_count(coordinator, REQUEST_TOKENISING);
+    if (wanted->kind == FL_REQUEST_GENERATE &&
+        (request_count(coordinator, REQUEST_QUEUED) >= settings->queue ||
+         preparing >= settings->queue + settings->sequences)) {
+        return request_queue_full(coordinator);
     }
     return FL_OK;
 }

@@ -35,7 +35,10 @@ void request_fail(struct coordinator *coordinator, struct request *request, fl_s
 /* End without a word; whatever it held on the nodes must be given back already. */
 void request_free(struct coordinator *coordinator, struct request *request);
 
-/* Requests that wait, of all models or of one placement. */
-uint32_t request_waiting_count(const struct coordinator *coordinator);
+/* Requests to generate in one state, of all models. */
+uint32_t request_count(const struct coordinator *coordinator, enum request_state state);
+
+/* FL_BUSY, with the sentence that says so. */
+FL_MUST_CHECK fl_status request_queue_full(const struct coordinator *coordinator);
 
 #endif

@@ -13,6 +13,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "cluster/peer.h"
 #include "coordinator/catalog.h"
@@ -126,6 +128,15 @@ struct coordinator {
 static inline uint64_t state_now(const struct coordinator *coordinator)
 {
     return fl_clock_now(&coordinator->config.clock);
+}
+
+/* A node's failure as a sentence that names it once; out [STATE_TEXT_MAX]. */
+static inline void state_failure_text(const struct roster_node *node,
+                                      const struct fl_failure *failure, char *out)
+{
+    const bool named = strncmp(failure->text, "node ", 5) == 0;
+    snprintf(out, STATE_TEXT_MAX, "%s%s%s%s", named ? "" : "node ", named ? "" : node->name,
+             named ? "" : ": ", failure->text);
 }
 
 #endif
