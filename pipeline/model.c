@@ -50,7 +50,7 @@ static fl_status missing_key(const struct reader *reader, const char *key)
 
 static fl_status get_uint(const struct reader *reader, const char *key, uint32_t max, uint32_t *out)
 {
-    uint64_t value;
+    uint64_t value = 0;
     const struct key_name name = key_of(reader, key);
     const fl_status status = gguf_get_uint(reader->gguf, name.text, max, &value);
     if (status == FL_NOT_FOUND) {
@@ -88,9 +88,9 @@ static fl_status get_per_layer(const struct reader *reader, const char *key, uin
 {
     const struct key_name name = key_of(reader, key);
     const uint32_t layers = reader->manifest->shape.layer_count;
-    uint64_t value;
-    enum gguf_type type;
-    uint32_t count;
+    uint64_t value = 0;
+    enum gguf_type type = GGUF_UINT8;
+    uint32_t count = 0;
     if (!gguf_has(reader->gguf, name.text)) {
         return missing_key(reader, name.text);
     }
@@ -135,7 +135,7 @@ static fl_status refuse_foreign_keys(const struct reader *reader)
 {
     for (size_t i = 0; i < sizeof(neutral_keys) / sizeof(neutral_keys[0]); i++) {
         const float *harmless = neutral_keys[i].harmless;
-        float value;
+        float value = 0;
         FL_TRY(get_float_or(reader, neutral_keys[i].key, harmless[0], &value));
         if (value != harmless[0] && value != harmless[1]) {
             return FL_FAIL(FL_UNSUPPORTED,
@@ -172,7 +172,7 @@ static int shown_size(struct gguf_string string)
 
 static fl_status read_architecture(struct reader *reader)
 {
-    struct gguf_string name;
+    struct gguf_string name = {0};
     const fl_status status = gguf_get_string(reader->gguf, "general.architecture", &name);
     if (status == FL_NOT_FOUND) {
         return missing_key(reader, "general.architecture");
@@ -197,8 +197,8 @@ static fl_status read_architecture(struct reader *reader)
 static fl_status read_scaling(const struct reader *reader, struct fl_rope *rope)
 {
     const struct key_name key = key_of(reader, "rope.scaling.type");
-    struct gguf_string type;
-    float factor;
+    struct gguf_string type = {0};
+    float factor = 0;
     FL_TRY(get_float_or(reader, "rope.scale_linear", 0.0f, &factor));
     FL_TRY(get_float_or(reader, "rope.scaling.factor", factor, &factor));
     const fl_status status = gguf_get_string(reader->gguf, key.text, &type);
@@ -304,7 +304,7 @@ static fl_status read_gemma3(const struct reader *reader)
 static fl_status read_llama(const struct reader *reader)
 {
     struct fl_model_shape *shape = &reader->manifest->shape;
-    uint32_t window;
+    uint32_t window = 0;
     FL_TRY(get_uint_or(reader, "attention.sliding_window", UINT32_MAX, 0, &window));
     if (window != 0 && window < shape->context) {
         return FL_FAIL(FL_UNSUPPORTED,
@@ -338,7 +338,7 @@ static fl_status read_vocabulary(const struct reader *reader, uint32_t *out)
 static fl_status read_heads(const struct reader *reader)
 {
     struct fl_model_shape *shape = &reader->manifest->shape;
-    uint32_t value_size;
+    uint32_t value_size = 0;
     FL_TRY(get_per_layer(reader, "attention.head_count", FL_HEAD_COUNT_MAX, shape->head_count));
     if (gguf_has(reader->gguf, key_of(reader, "attention.head_count_kv").text)) {
         FL_TRY(get_per_layer(reader, "attention.head_count_kv", FL_HEAD_COUNT_MAX,
@@ -569,7 +569,7 @@ fl_status model_from_gguf(struct gguf *gguf, const char *name, struct model **ou
         return FL_FAIL(FL_NO_MEMORY, "%s: no memory to describe the model", path);
     }
     model->manifest.pieces = model->pieces;
-    memcpy(model->manifest.name, name, strlen(name));
+    snprintf(model->manifest.name, sizeof(model->manifest.name), "%s", name);
     const fl_status status = fill_model(model, gguf);
     if (status != FL_OK) {
         free(model);
@@ -619,6 +619,7 @@ fl_status model_open(const char *path, struct model **out)
         gguf_close(gguf);
         return status;
     }
+    FL_ASSERT(model != NULL);
     status = identify(model);
     if (status != FL_OK) {
         model_close(model);

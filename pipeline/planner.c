@@ -432,7 +432,7 @@ static fl_status check_request(const struct planner_request *request)
 
 fl_status planner_plan(const struct planner_request *request, struct planner_plan *out)
 {
-    uint32_t counts[FL_STAGE_COUNT_MAX];
+    uint32_t counts[FL_STAGE_COUNT_MAX] = {0};
     struct totals totals;
     FL_TRY(check_request(request));
     sum_up(request, &totals);
