@@ -4,7 +4,7 @@
  * simd_avx512.h; empty otherwise.  One lane is one output row, so every lane repeats ref.c's sums in
  * ref.c's order and the results are equal to the last bit.
  *
- * A tile is one row group (or one register of it) times up to SIMD_TILE_ROWS
+ * A tile is one row group times up to SIMD_TILE_ROWS
  * activations: weights are unpacked once per tile.  Bytes moved: the packed
  * weights once for every MATMUL_CHUNK_ROWS activations, the activations from
  * the cache once per group.
@@ -25,6 +25,7 @@ enum {
     MATMUL_CHUNK_ROWS = 128,     /* activations that stay in the second-level cache */
     MATMUL_PREFETCH_SIZE = 2048, /* how far ahead of a single activation's pass */
     SIMD_REGISTER = LAYOUT_REGISTER / SIMD_PARTS, /* bytes */
+    TILE_PARTS_MAX = 2 * SIMD_PARTS,              /* registers of two groups */
 };
 
 /* What is constant while a group is multiplied. */
@@ -65,45 +66,29 @@ static ALWAYS_INLINE int16_t quant_offset(enum fl_dtype dtype)
                                     : 0;
 }
 
-/* Operands of a block: lane r, byte i of q[j] is column 4j + i of row r, as stored. */
-static ALWAYS_INLINE void block_unpack(enum fl_dtype dtype, const uint8_t *group,
-                                       const struct layout_block *at, int part, vi q[8])
+/* Operand j of a block: lane r, byte i is column 4j + i of row r, as stored. */
+static ALWAYS_INLINE vi block_operand(enum fl_dtype dtype, const uint8_t *group,
+                                      const struct layout_block *at, int part, int j)
 {
     const uint8_t *quants = group + at->quants + part * SIMD_REGISTER;
     const uint8_t *bits = group + at->bits + part * SIMD_REGISTER;
     if (dtype == FL_DTYPE_Q8_0) {
-        UNROLL
-        for (int j = 0; j < 8; j++) {
-            q[j] = vi_load(quants + j * LAYOUT_REGISTER);
-        }
-        return;
+        return vi_load(quants + j * LAYOUT_REGISTER);
     }
-    const vi low = vi_set(0x0f0f0f0f);
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        const vi x = vi_load(quants + j * LAYOUT_REGISTER);
-        q[j] = vi_and(x, low);
-        q[j + 4] = vi_and(vi_shift_right(x, 4), low);
-    }
+    const vi stored = vi_load(quants + j % 4 * LAYOUT_REGISTER);
+    const vi nibbles = vi_and(j < 4 ? stored : vi_shift_right(stored, 4), vi_set(0x0f0f0f0f));
     if (quant_bits(dtype) == 5) {
         const vi fifth = vi_load(bits);
-        const vi mask = vi_set(0x10101010);
-        UNROLL
-        for (int j = 0; j < 8; j++) {
-            const vi moved = j < 4 ? vi_shift_left(fifth, 4 - j) : vi_shift_right(fifth, j - 4);
-            q[j] = vi_or(q[j], vi_and(moved, mask));
-        }
-    } else if (quant_bits(dtype) == 6) {
-        const vi mask = vi_set(0x30303030);
-        UNROLL
-        for (int j = 0; j < 8; j++) {
-            const vi pairs = vi_load(bits + j / 4 * LAYOUT_REGISTER);
-            const int m = j % 4;
-            const vi moved =
-                m < 2 ? vi_shift_left(pairs, 4 - 2 * m) : vi_shift_right(pairs, 2 * m - 4);
-            q[j] = vi_or(q[j], vi_and(moved, mask));
-        }
+        const vi moved = j < 4 ? vi_shift_left(fifth, 4 - j) : vi_shift_right(fifth, j - 4);
+        return vi_or(nibbles, vi_and(moved, vi_set(0x10101010)));
     }
+    if (quant_bits(dtype) == 6) {
+        const vi pairs = vi_load(bits + j / 4 * LAYOUT_REGISTER);
+        const int m = j % 4;
+        const vi moved = m < 2 ? vi_shift_left(pairs, 4 - 2 * m) : vi_shift_right(pairs, 2 * m - 4);
+        return vi_or(nibbles, vi_and(moved, vi_set(0x30303030)));
+    }
+    return nibbles;
 }
 
 /* Scales of columns 0 .. 15 and 16 .. 31, and the minimum where the type has one. */
@@ -140,32 +125,56 @@ static ALWAYS_INLINE void block_prefetch(enum fl_dtype dtype, const uint8_t *gro
     }
 }
 
-/* One block of one register of rows times one activation, in 8 bits. */
-static ALWAYS_INLINE vf block_product(enum fl_dtype dtype, const vi q[8], const vf scale[2], vf min,
-                                      const struct activations *x, size_t block, vf acc)
+/* The group that register `part` of a tile belongs to. */
+static ALWAYS_INLINE const uint8_t *part_group(const struct product *p, int part)
 {
-    const int8_t *a = x->q8.q + block * Q8_BLOCK;
-    const int16_t *sums = x->q8.sums + block * 2;
-    const vf a_scale = vf_set(x->q8.scale[block]);
+    return p->group + (size_t)(part / SIMD_PARTS) * p->group_size;
+}
+
+/* Exact dots of a block (Q6_K: of its half `half`) of `groups` neighbouring groups with `tile_rows`
+ * activations.
+ * Operand by operand: one is unpacked, used for all activations and forgotten. */
+static ALWAYS_INLINE void block_dots(enum fl_dtype dtype, const struct product *p,
+                                     const struct layout_block *at, size_t block, int groups,
+                                     int tile_rows, int half,
+                                     vi out[TILE_PARTS_MAX][SIMD_TILE_ROWS])
+{
+    const size_t blocks = p->x->columns / MATRIX_BLOCK;
+    const int bits = quant_bits(dtype);
+    const int count = dtype == FL_DTYPE_Q6_K ? 4 : 8;
     const int16_t offset = (int16_t)-quant_offset(dtype);
-    if (dtype == FL_DTYPE_Q6_K) {
-        const vi first = simd_dot(simd_sums(sums, offset, 0), q, a, 4, 6);
-        const vi second = simd_dot(simd_sums(sums, 0, offset), q + 4, a + 16, 4, 6);
-        const vf once = vf_fma(vf_from_int(first), vf_mul(scale[0], a_scale), acc);
-        return vf_fma(vf_from_int(second), vf_mul(scale[1], a_scale), once);
+    const int16_t offsets[2] = {half == 1 ? 0 : offset, half == 0 ? 0 : offset};
+    const int parts = groups * SIMD_PARTS;
+    vi pairs[TILE_PARTS_MAX][SIMD_TILE_ROWS];
+    UNROLL
+    for (int t = 0; t < tile_rows; t++) {
+        const int16_t *sums = p->x->q8.sums + (block + (size_t)t * blocks) * 2;
+        const vi start = simd_dot_start(sums, offsets, bits);
+        UNROLL
+        for (int i = 0; i < parts; i++) {
+            out[i][t] = start;
+            pairs[i][t] = start;
+        }
     }
-    vi dot;
-    if (dtype == FL_DTYPE_Q8_0) {
-        dot = simd_dot_signed(q, a, sums);
-    } else {
-        const vi start = offset != 0 ? simd_sums(sums, offset, offset) : vi_set(0);
-        dot = simd_dot(start, q, a, 8, quant_bits(dtype));
+    UNROLL
+    for (int n = 0; n < count; n++) {
+        /* 0, 4, 1, 5, ..: the low and the high nibbles of the same bytes follow each other. */
+        const int j = dtype == FL_DTYPE_Q6_K ? half * 4 + n : n % 2 * 4 + n / 2;
+        vi w[TILE_PARTS_MAX];
+        UNROLL
+        for (int i = 0; i < parts; i++) {
+            w[i] = block_operand(dtype, part_group(p, i), at, i % SIMD_PARTS, j);
+        }
+        UNROLL
+        for (int t = 0; t < tile_rows; t++) {
+            const size_t a = (block + (size_t)t * blocks) * Q8_BLOCK + (size_t)j * 4;
+            const vi quad = simd_broadcast_4(p->x->q8.q + a);
+            UNROLL
+            for (int i = 0; i < parts; i++) {
+                simd_dot_step(&out[i][t], &pairs[i][t], w[i], quad, n, count, bits);
+            }
+        }
     }
-    const vf out = vf_fma(vf_from_int(dot), vf_mul(scale[0], a_scale), acc);
-    if (!matrix_has_min(dtype)) {
-        return out;
-    }
-    return vf_fma(vf_from_int(simd_sums(sums, 1, 1)), vf_mul(min, a_scale), out);
 }
 
 static ALWAYS_INLINE void tile_store(const struct product *p, int part, uint32_t t, vf acc)
@@ -175,43 +184,64 @@ static ALWAYS_INLINE void tile_store(const struct product *p, int part, uint32_t
     vf_store(p->out + (size_t)(p->first + t) * p->rows + n, acc, count);
 }
 
-/* `tile_rows` activations times registers part_first .. of a group, 8-bit. */
-static ALWAYS_INLINE void tile_q8(enum fl_dtype dtype, const struct product *p, int tile_rows,
-                                  int part_first, int part_count)
+/* `tile_rows` activations times `groups` neighbouring groups, 8-bit. */
+static ALWAYS_INLINE void tile_q8(enum fl_dtype dtype, const struct product *p, int groups,
+                                  int tile_rows)
 {
+    const int parts = groups * SIMD_PARTS;
     const uint32_t blocks = p->x->columns / MATRIX_BLOCK;
-    const size_t base = (size_t)p->first * blocks;
-    vf acc[SIMD_PARTS][SIMD_TILE_ROWS];
+    const int halves = dtype == FL_DTYPE_Q6_K ? 2 : 1;
+    vf acc[TILE_PARTS_MAX][SIMD_TILE_ROWS];
     UNROLL
     for (int t = 0; t < tile_rows; t++) {
         UNROLL
-        for (int i = 0; i < part_count; i++) {
+        for (int i = 0; i < parts; i++) {
             acc[i][t] = vf_set(0.0f);
         }
     }
     for (uint32_t b = 0; b < blocks; b++) {
         const struct layout_block at = layout_block_at(dtype, b);
+        const size_t block = (size_t)p->first * blocks + b;
+        vf scale[TILE_PARTS_MAX][2], min[TILE_PARTS_MAX];
         if (tile_rows == 1) {
-            block_prefetch(dtype, p->group, &at);
+            UNROLL
+            for (int i = 0; i < parts; i += SIMD_PARTS) {
+                block_prefetch(dtype, part_group(p, i), &at);
+            }
         }
         UNROLL
-        for (int i = 0; i < part_count; i++) {
-            vi q[8];
-            vf scale[2], min;
-            block_unpack(dtype, p->group, &at, part_first + i, q);
-            block_scales(dtype, p->group, &at, part_first + i, scale, &min);
+        for (int half = 0; half < halves; half++) {
+            vi dots[TILE_PARTS_MAX][SIMD_TILE_ROWS];
+            block_dots(dtype, p, &at, block, groups, tile_rows, halves == 2 ? half : -1, dots);
+            UNROLL
+            for (int i = 0; i < parts; i++) {
+                block_scales(dtype, part_group(p, i), &at, i % SIMD_PARTS, scale[i], &min[i]);
+                UNROLL
+                for (int t = 0; t < tile_rows; t++) {
+                    const vf a_scale = vf_set(p->x->q8.scale[block + (size_t)t * blocks]);
+                    const vf both = vf_mul(scale[i][half], a_scale);
+                    acc[i][t] = vf_fma(vf_from_int(dots[i][t]), both, acc[i][t]);
+                }
+            }
+        }
+        if (matrix_has_min(dtype)) {
             UNROLL
             for (int t = 0; t < tile_rows; t++) {
-                const size_t block = base + (size_t)t * blocks + b;
-                acc[i][t] = block_product(dtype, q, scale, min, p->x, block, acc[i][t]);
+                const size_t row_block = block + (size_t)t * blocks;
+                const vf sum = vf_from_int(simd_sums(p->x->q8.sums + row_block * 2, 1, 1));
+                const vf a_scale = vf_set(p->x->q8.scale[row_block]);
+                UNROLL
+                for (int i = 0; i < parts; i++) {
+                    acc[i][t] = vf_fma(sum, vf_mul(min[i], a_scale), acc[i][t]);
+                }
             }
         }
     }
     UNROLL
     for (int t = 0; t < tile_rows; t++) {
         UNROLL
-        for (int i = 0; i < part_count; i++) {
-            tile_store(p, part_first + i, (uint32_t)t, acc[i][t]);
+        for (int i = 0; i < parts; i++) {
+            tile_store(p, i, (uint32_t)t, acc[i][t]);
         }
     }
 }
@@ -230,12 +260,12 @@ static ALWAYS_INLINE void tile_f32(enum fl_dtype dtype, const struct product *p,
     }
     for (uint32_t b = 0; b < columns / MATRIX_BLOCK; b++) {
         const struct layout_block at = layout_block_at(dtype, b);
-        vi q[8];
         vf scale[2], min;
-        block_unpack(dtype, p->group, &at, part, q);
         block_scales(dtype, p->group, &at, part, scale, &min);
+        UNROLL
         for (int c = 0; c < MATRIX_BLOCK; c++) {
-            const vi word = vi_shift_left(q[c / 4], 24 - c % 4 * 8);
+            const vi operand = block_operand(dtype, p->group, &at, part, c / 4);
+            const vi word = vi_shift_left(operand, 24 - c % 4 * 8);
             const vi quant =
                 dtype == FL_DTYPE_Q8_0 ? vi_shift_right_signed(word, 24) : vi_shift_right(word, 24);
             vf w = vf_mul(vf_from_int(vi_add(quant, offset)), scale[c / MATRIX_HALF_BLOCK]);
@@ -319,13 +349,8 @@ static ALWAYS_INLINE void tile(enum fl_dtype dtype, enum activation_mode mode,
         for (int part = 0; part < SIMD_PARTS; part++) {
             tile_f32(dtype, p, tile_rows, part);
         }
-    } else if (tile_rows == 1) {
-        tile_q8(dtype, p, 1, 0, SIMD_PARTS);
     } else {
-        /* Register by register: all accumulators and operands of a group would not fit. */
-        for (int part = 0; part < SIMD_PARTS; part++) {
-            tile_q8(dtype, p, tile_rows, part, 1);
-        }
+        tile_q8(dtype, p, 1, tile_rows);
     }
 }
 
@@ -355,9 +380,15 @@ static ALWAYS_INLINE void groups_product(enum fl_dtype dtype, enum activation_mo
 {
     struct product at = *p;
     uint32_t g = 0;
-    if (count == 1 && layout_unit_columns(dtype) == 1) {
+    /* A single activation: two groups at once are two streams to read, more than one prefetcher
+     * keeps busy, and share the loads of the activation. */
+    if (count == 1 && (mode == ACTIVATION_Q8 || layout_unit_columns(dtype) == 1)) {
         for (; g + 2 <= groups; g += 2) {
-            tile_float(dtype, &at, 1, 2);
+            if (layout_unit_columns(dtype) == 1) {
+                tile_float(dtype, &at, 1, 2);
+            } else {
+                tile_q8(dtype, &at, 2, 1);
+            }
             at.group += 2 * at.group_size;
             at.n += 2 * MATRIX_ROW_GROUP;
         }

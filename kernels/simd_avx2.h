@@ -167,40 +167,30 @@ static inline vi simd_sums(const int16_t *sums, int16_t factor_0, int16_t factor
     return _mm256_madd_epi16(simd_broadcast_4(sums), _mm256_set1_epi32((int32_t)pair));
 }
 
-/* Lane r: start + the products of the bytes of q[0 .. count) with a[0 .. 4 count).  Unsigned bytes
- * below 2^bits times -127 .. 127: a pair of products in 16 bits is at most 2 * 127 * (2^bits - 1),
- * so 8 pairs of 4 bits, 4 of 5 bits or 2 of 6 bits add up below 2^15. */
-static inline vi simd_dot(vi start, const vi *q, const int8_t *a, int count, int bits)
+/* What a block's dots start from: the offset of its quants (8 bits: signed, none) times the
+ * activations' sums. */
+static inline vi simd_dot_start(const int16_t *sums, const int16_t offsets[2], int bits)
 {
-    const int run = bits == 4 ? 8 : bits == 5 ? 4 : 2;
-    const __m256i ones = _mm256_set1_epi16(1);
-    vi acc = start;
-    __m256i sum = _mm256_setzero_si256();
-    UNROLL
-    for (int j = 0; j < count; j++) {
-        const __m256i pairs = _mm256_maddubs_epi16(q[j], simd_broadcast_4(a + 4 * j));
-        sum = j % run == 0 ? pairs : _mm256_add_epi16(sum, pairs);
-        if (j % run == run - 1 || j == count - 1) {
-            acc = _mm256_add_epi32(acc, _mm256_madd_epi16(sum, ones));
-        }
-    }
-    return acc;
+    (void)bits;
+    const int none = offsets[0] == 0 && offsets[1] == 0;
+    return none ? _mm256_setzero_si256() : simd_sums(sums, offsets[0], offsets[1]);
 }
 
-/* The same for 8 signed operands (32 columns): |q| as the unsigned side, q's sign moved to a.  A
- * pair is at most 2 * 128 * 127 = 32512. */
-static inline vi simd_dot_signed(const vi *q, const int8_t *a, const int16_t *sums)
+/* Step n of `count`: lane r of `dot` gains the products of 4 bytes of q and of a.
+ * Quants are unsigned and below 2^bits, activations -127 .. 127: a pair of products is at most
+ * 2 * 127 * (2^bits - 1), so 8 pairs of 4 bits, 4 of 5 bits or 2 of 6 bits add up below 2^15 in
+ * `pairs` before they are widened.  8 bits are signed: |q| is the unsigned side and its sign moves
+ * to a; a pair is at most 2 * 128 * 127 = 32512. */
+static inline void simd_dot_step(vi *dot, vi *pairs, vi q, vi a, int n, int count, int bits)
 {
-    (void)sums;
-    const __m256i ones = _mm256_set1_epi16(1);
-    vi acc = _mm256_setzero_si256();
-    UNROLL
-    for (int j = 0; j < 8; j++) {
-        const __m256i signed_a = _mm256_sign_epi8(simd_broadcast_4(a + 4 * j), q[j]);
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q[j]), signed_a);
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, ones));
+    const int run = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+    const __m256i product = bits == 8
+                                ? _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q))
+                                : _mm256_maddubs_epi16(q, a);
+    *pairs = n % run == 0 ? product : _mm256_add_epi16(*pairs, product);
+    if (n % run == run - 1 || n == count - 1) {
+        *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(*pairs, _mm256_set1_epi16(1)));
     }
-    return acc;
 }
 
 static inline void simd_prefetch(const uint8_t *at)

@@ -161,31 +161,24 @@ static inline vi simd_sums(const int16_t *sums, int16_t factor_0, int16_t factor
     return _mm512_madd_epi16(simd_broadcast_4(sums), _mm512_set1_epi32((int32_t)pair));
 }
 
-/* Lane r: start + the products of the bytes of q[0 .. count) with a[0 .. 4 count).  Two chains, as
- * one would wait for itself. */
-static inline vi simd_dot(vi start, const vi *q, const int8_t *a, int count, int bits)
+/* What a block's dots start from: the offset of its quants times the activations' sums.  8 bits
+ * are signed and used as q + 128. */
+static inline vi simd_dot_start(const int16_t *sums, const int16_t offsets[2], int bits)
 {
-    (void)bits;
-    vi even = start;
-    vi odd = _mm512_setzero_si512();
-    UNROLL
-    for (int j = 0; j < count; j += 2) {
-        even = _mm512_dpbusd_epi32(even, q[j], simd_broadcast_4(a + 4 * j));
-        odd = _mm512_dpbusd_epi32(odd, q[j + 1], simd_broadcast_4(a + 4 * j + 4));
-    }
-    return _mm512_add_epi32(even, odd);
+    const int none = bits != 8 && offsets[0] == 0 && offsets[1] == 0;
+    return none        ? _mm512_setzero_si512()
+           : bits == 8 ? simd_sums(sums, -128, -128)
+                       : simd_sums(sums, offsets[0], offsets[1]);
 }
 
-/* The same for 8 signed operands (32 columns): q + 128 is unsigned, 128 * sum(a) comes off. */
-static inline vi simd_dot_signed(const vi *q, const int8_t *a, const int16_t *sums)
+/* Step n of `count`: lane r of `dot` gains the products of 4 bytes of q and of a. */
+static inline void simd_dot_step(vi *dot, vi *pairs, vi q, vi a, int n, int count, int bits)
 {
-    const vi flip = _mm512_set1_epi32((int32_t)0x80808080u);
-    vi shifted[8];
-    UNROLL
-    for (int j = 0; j < 8; j++) {
-        shifted[j] = _mm512_xor_si512(q[j], flip);
-    }
-    return simd_dot(simd_sums(sums, -128, -128), shifted, a, 8, 8);
+    (void)pairs;
+    (void)n;
+    (void)count;
+    const vi quants = bits == 8 ? _mm512_xor_si512(q, _mm512_set1_epi32((int32_t)0x80808080u)) : q;
+    *dot = _mm512_dpbusd_epi32(*dot, quants, a);
 }
 
 static inline void simd_prefetch(const uint8_t *at)

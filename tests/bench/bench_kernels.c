@@ -1,6 +1,7 @@
 /* bench_kernels.c - matrix products per type against what this machine can read and multiply.
  *
  *   bench_kernels [--threads N] [--isa NAME] [--type NAME] [--mebibytes N] [--json]
+ *                 [--threads 1 --cpu-time]
  *
  * A vector product (T = 1) reads its weights once: GB/s and the share of a plain read loop's, on
  * `mebibytes` of packed weights (more than any cache).  A matrix product (T = 64) reuses them:
@@ -8,9 +9,9 @@
  */
 #include <getopt.h>
 #include <stdbool.h>
+#include <time.h>
 
 #include "kernels/cpu_pool.h"
-#include "proto/base/clock.h"
 #include "tests/kernels/fixture.h"
 
 enum { N = 4096, K = 2048, T = 64, ROUNDS = 5, ROWS_MADE = 256 };
@@ -21,12 +22,15 @@ struct options {
     const char *type;
     size_t bytes;
     bool json;
+    bool cpu_time;
 };
 
-static double seconds(void)
+/* Of the process's CPU time with --cpu-time: what a thread alone does, on a machine that is busy. */
+static double seconds(bool cpu_time)
 {
-    const struct fl_clock clock = fl_clock_monotonic();
-    return (double)fl_clock_now(&clock) * 1e-9;
+    struct timespec now;
+    clock_gettime(cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* ---- reading ---- */
@@ -43,31 +47,30 @@ struct read_job {
 static void read_part(void *ctx, uint32_t part, uint32_t thread)
 {
     struct read_job *job = ctx;
-    const size_t lines = job->size / 128;
-    const words *at = (const words *)(const void *)(job->data + lines * part / job->parts * 128);
-    const words *end =
-        (const words *)(const void *)(job->data + lines * (part + 1) / job->parts * 128);
+    /* Two streams a thread: one prefetcher alone does not fill the memory's channels. */
+    const size_t lines = job->size / 128 / job->parts / 2;
+    const words *first = (const words *)(const void *)(job->data + 2 * lines * part * 128);
+    const words *second = first + lines * 4;
     words a = {0}, b = {0}, c = {0}, d = {0};
     (void)thread;
-    for (; at < end; at += 4) {
-        __builtin_prefetch(at + 64);
-        a ^= at[0];
-        b ^= at[1];
-        c ^= at[2];
-        d ^= at[3];
+    for (size_t i = 0; i < lines * 4; i += 4) {
+        a ^= first[i] ^ second[i];
+        b ^= first[i + 1] ^ second[i + 1];
+        c ^= first[i + 2] ^ second[i + 2];
+        d ^= first[i + 3] ^ second[i + 3];
     }
     job->sums[part] = a ^ b ^ c ^ d;
 }
 
-static double read_rate(struct cpu_pool *pool, const uint8_t *data, size_t size)
+static double read_rate(struct cpu_pool *pool, const uint8_t *data, size_t size, bool cpu_time)
 {
     static struct read_job job;
     double best = 0.0;
     job = (struct read_job){.data = data, .size = size, .parts = cpu_pool_threads(pool) * 4};
     for (int round = 0; round < ROUNDS; round++) {
-        const double start = seconds();
+        const double start = seconds(cpu_time);
         cpu_pool_run(pool, job.parts, read_part, &job);
-        const double rate = (double)size / (seconds() - start) * 1e-9;
+        const double rate = (double)size / (seconds(cpu_time) - start) * 1e-9;
         best = rate > best ? rate : best;
     }
     return best;
@@ -82,6 +85,7 @@ struct bench {
     float *out;
     uint8_t *memory;
     size_t memory_size;
+    bool cpu_time;
 };
 
 /* Copies of one packed matrix side by side; returns how many fit. */
@@ -122,11 +126,11 @@ static double pack_rate(const struct bench *b, enum fl_dtype dtype)
     }
     double best = 0.0;
     for (int round = 0; round < ROUNDS; round++) {
-        const double start = seconds();
+        const double start = seconds(b->cpu_time);
         for (uint32_t n = 0; n < 1024; n += ROWS_MADE) {
             matrix_pack_rows(dtype, K, raw, n, ROWS_MADE, b->memory);
         }
-        const double rate = (double)row_size * 1024 / (seconds() - start) * 1e-9;
+        const double rate = (double)row_size * 1024 / (seconds(b->cpu_time) - start) * 1e-9;
         best = rate > best ? rate : best;
     }
     free(raw);
@@ -141,12 +145,12 @@ static double product_seconds(const struct bench *b, enum fl_dtype dtype, uint32
     const struct activations x = test_rows_view(&b->rows.x, 0, rows);
     double best = 1e9;
     for (int round = 0; round < ROUNDS; round++) {
-        const double start = seconds();
+        const double start = seconds(b->cpu_time);
         for (uint32_t i = 0; i < copies; i++) {
             const struct matrix w = {b->memory + i * size, dtype, N, K};
             b->ops->matmul(b->pool, &w, &x, ACTIVATION_Q8, b->out);
         }
-        const double took = seconds() - start;
+        const double took = seconds(b->cpu_time) - start;
         best = took < best ? took : best;
     }
     return best;
@@ -194,9 +198,13 @@ static void cpu_name(char *out, size_t size)
 static bool options_read(struct options *o, int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"threads", required_argument, NULL, 't'},   {"isa", required_argument, NULL, 'i'},
-        {"type", required_argument, NULL, 'y'},      {"json", no_argument, NULL, 'j'},
-        {"mebibytes", required_argument, NULL, 'm'}, {NULL, 0, NULL, 0},
+        {"threads", required_argument, NULL, 't'},
+        {"isa", required_argument, NULL, 'i'},
+        {"type", required_argument, NULL, 'y'},
+        {"json", no_argument, NULL, 'j'},
+        {"mebibytes", required_argument, NULL, 'm'},
+        {"cpu-time", no_argument, NULL, 'c'},
+        {NULL, 0, NULL, 0},
     };
     int c;
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -206,10 +214,12 @@ static bool options_read(struct options *o, int argc, char **argv)
         case 'y': o->type = optarg; break;
         case 'm': o->bytes = strtoul(optarg, NULL, 10) << 20; break;
         case 'j': o->json = true; break;
+        case 'c': o->cpu_time = true; break;
         default: return false;
         }
     }
-    return optind == argc && o->bytes >= matrix_packed_size(FL_DTYPE_F32, N, K);
+    return optind == argc && (!o->cpu_time || o->threads == 1) &&
+           o->bytes >= matrix_packed_size(FL_DTYPE_F32, N, K);
 }
 
 int main(int argc, char **argv)
@@ -229,13 +239,14 @@ int main(int argc, char **argv)
         return 1;
     }
     b.memory_size = o.bytes;
+    b.cpu_time = o.cpu_time;
     b.memory = test_alloc(o.bytes);
     memset(b.memory, 1, o.bytes);
     b.out = test_alloc((size_t)T * N * sizeof(float));
     test_rows_init(&b.rows, T, K, &seed);
     b.ops->quantize(b.pool, &b.rows.x);
     cpu_name(cpu, sizeof(cpu));
-    const double read = read_rate(b.pool, b.memory, o.bytes);
+    const double read = read_rate(b.pool, b.memory, o.bytes, o.cpu_time);
     if (o.json) {
         printf("{\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%u,\"read_gb_s\":%.2f,\"types\":[", cpu,
                b.ops->name, o.threads, read);
