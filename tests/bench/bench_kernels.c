@@ -9,6 +9,7 @@
  */
 #include <getopt.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "kernels/cpu_pool.h"

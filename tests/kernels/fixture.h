@@ -8,9 +8,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/kernels.h"
-#include "tests/harness.h"
 
 static const enum fl_dtype all_dtypes[] = {
 #define XX(name, value, length, size) FL_DTYPE_##name,

@@ -1,5 +1,6 @@
 /* Every backend equals the scalar table to the last bit, for any batch and any number of threads. */
 #include "kernels/cpu_pool.h"
+#include "tests/harness.h"
 #include "tests/kernels/fixture.h"
 
 #ifdef HAVE_EMULATED_AVX512

@@ -1,5 +1,6 @@
 /* How far the definition (the scalar table) is from exact arithmetic: twins in double. */
 #include "kernels/scalar_math.h"
+#include "tests/harness.h"
 #include "tests/kernels/fixture.h"
 
 static const struct kernel_ops *const ops = &kernel_ops_scalar;
@@ -136,7 +137,8 @@ static void test_rope_turns_pairs_by_the_position(void)
         const struct rope_table table = {frequencies, 1.5f, DIM, neox};
         float x[T * H * E], before[T * H * E];
         for (int i = 0; i < T * H * E; i++) {
-            x[i] = before[i] = random_float(&seed);
+            before[i] = random_float(&seed);
+            x[i] = before[i];
         }
         ops->rope(NULL, &table, positions, T, H, E, x);
         for (int t = 0; t < T; t++) {
@@ -173,7 +175,8 @@ static void check_attention(uint32_t head_size, uint32_t window, uint32_t length
     struct attention_row *rows = test_alloc(length * sizeof(*rows));
     void *scratch = test_alloc(attention_scratch_size(length, 1));
     for (size_t i = 0; i < kv; i++) {
-        layer.keys[i] = layer.values[i] = NAN; /* whatever is not stored must not be read */
+        layer.keys[i] = NAN;
+        layer.values[i] = NAN; /* whatever is not stored must not be read */
     }
     for (size_t i = 0; i < (size_t)length * G * head_size; i++) {
         k[i] = random_float(&seed);
@@ -190,7 +193,7 @@ static void check_attention(uint32_t head_size, uint32_t window, uint32_t length
     for (uint32_t t = 0; t < length; t++) {
         const uint32_t first = window != 0 && t + 1 > window ? t + 1 - window : 0;
         for (uint32_t h = 0; h < H; h++) {
-            double max = -INFINITY, sum = 0.0;
+            double max = -HUGE_VAL, sum = 0.0;
             for (uint32_t p = first; p <= t; p++) {
                 weights[p] = 0.0;
                 for (uint32_t e = 0; e < head_size; e++) {

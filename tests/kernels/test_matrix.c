@@ -1,5 +1,6 @@
 /* The packed layout holds the file's numbers, and the numbers are ggml's. */
 #include "kernels/half.h"
+#include "tests/harness.h"
 #include "tests/kernels/fixture.h"
 
 static void test_half_conversions_are_exact(void)

@@ -2,6 +2,7 @@
 #include "kernels/scalar_math.h"
 
 #include "proto/model_shape.h"
+#include "tests/harness.h"
 #include "tests/kernels/fixture.h"
 
 static double ulp_of(double value)
