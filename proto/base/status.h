@@ -79,8 +79,10 @@ enum fl_scope fl_status_scope(fl_status status);
 /* Text of the last FL_FAIL on this thread, "" if none.  Valid until the next FL_FAIL. */
 const char *fl_last_error(void);
 
-/* Report a failure once, at the place that detects it; evaluates to `code`. */
-#define FL_FAIL(code, ...) fl_fail((code), __FILE__, __LINE__, __VA_ARGS__)
+/* Report a failure once, at the place that detects it; evaluates to `code`.
+ * The comma shows the compiler that a constant code is not FL_OK. */
+#define FL_FAIL(code, ...) \
+    ((void)fl_fail((code), __FILE__, __LINE__, __VA_ARGS__), (fl_status)(code))
 
 fl_status fl_fail(fl_status code, const char *file, int line, const char *format, ...)
     FL_PRINTF(4, 5);
