@@ -181,7 +181,9 @@ void answer_json(const struct answer *answer, const struct fl_client_event *done
 
 void answer_figures(const struct fl_client_event *done, FILE *stream)
 {
-    fprintf(stream, "[%s, %" PRIu32 " prompt tokens", fl_class_name(done->as.done.class_),
+    const bool known = done->as.done.class_ != FL_CLASS_UNKNOWN;
+    fprintf(stream, "[%s%s%" PRIu32 " prompt tokens",
+            known ? fl_class_name(done->as.done.class_) : "", known ? ", " : "",
             done->as.done.prompt_tokens);
     if (done->as.done.cached_tokens > 0) {
         fprintf(stream, " (%" PRIu32 " from the cache)", done->as.done.cached_tokens);
