@@ -134,7 +134,7 @@ static bool put_pass(struct door *door, struct visit *visit)
 {
     unsigned char record[DOOR_RECORD_MAX];
     for (int i = 0; i < TICKET_SIZE; i++) {
-        record[i] = visit->opener ? 0 : (unsigned char)(visit->ticket >> (8 * i));
+        record[i] = (unsigned char)(visit->opener ? 0 : visit->ticket >> (8 * i));
     }
     memcpy(record + TICKET_SIZE, door->config.pass, door->config.pass_size);
     return put_frame(visit, record, TICKET_SIZE + door->config.pass_size);

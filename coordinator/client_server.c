@@ -221,7 +221,7 @@ static fl_status bind_address(struct client_server *server, const char *text,
         if (server->config.key == NULL && !fl_network_socket_is_loopback(&name)) {
             return FL_FAIL(FL_DENIED,
                            "%s is reached from other machines: that needs a pool key "
-                           "(firstlight keygen FILE, then --key-file FILE)",
+                           "(firstlight keygen --out FILE, then --key-file FILE)",
                            text);
         }
     }

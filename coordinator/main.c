@@ -21,7 +21,9 @@
 struct program {
     struct settings settings;
     bool has_key;
-    struct fl_pool_key key;
+    struct fl_pool_key key;             /* the file's; what clients prove */
+    const struct fl_pool_key *node_key; /* what nodes prove; NULL: nothing */
+    struct fl_pool_key mpi_key;
     struct transport *transport;
     struct coordinator *coordinator;
     struct client_server *clients;
@@ -78,7 +80,7 @@ static fl_status read_key(struct program *program)
 /* mpirun's ranks exchange their workers' addresses and a fresh key; nobody listens. */
 static fl_status open_mpi_transport(struct program *program)
 {
-    const struct transport_ucx_config config = {.listen = NULL};
+    const struct transport_ucx_config config = {.listen = NULL, .party = FL_PARTY_COORDINATOR};
     FL_TRY(transport_ucx_open(&config, &program->transport));
     struct fl_address mine;
     program->transport->ops->address(program->transport, &mine);
@@ -86,9 +88,8 @@ static fl_status open_mpi_transport(struct program *program)
     FL_TRY(bootstrap_mpi_exchange(&mine, true, &world));
     fl_log(FL_LOG_INFO, "cluster of %u nodes formed by mpirun", world.size - 1);
     free(world.addresses);
-    if (!program->has_key) {
-        program->key = world.key;
-    }
+    program->mpi_key = world.key;
+    program->node_key = &program->mpi_key;
     return FL_OK;
 }
 
@@ -101,10 +102,12 @@ static fl_status open_transport(struct program *program)
     if (!program->has_key && !fl_network_text_is_loopback(listen)) {
         return FL_FAIL(FL_DENIED,
                        "--listen %s is reached from other machines: that needs a pool key "
-                       "(firstlight keygen FILE, then --key-file FILE)",
+                       "(firstlight keygen --out FILE, then --key-file FILE)",
                        listen);
     }
-    const struct transport_ucx_config config = {.listen = listen};
+    program->node_key = program->has_key ? &program->key : NULL;
+    const struct transport_ucx_config config = {
+        .listen = listen, .party = FL_PARTY_COORDINATOR, .key = program->node_key};
     return transport_ucx_open(&config, &program->transport);
 }
 
@@ -128,10 +131,9 @@ static fl_status open_program(struct program *program)
     /* The doors that can be shut in our face come first. */
     FL_TRY(open_clients(program));
     FL_TRY(open_transport(program));
-    const bool mpi = bootstrap_mpi_present();
     const struct coordinator_config config = {.clock = fl_clock_monotonic(),
                                               .transport = program->transport,
-                                              .key = program->has_key || mpi ? &program->key : NULL,
+                                              .key = program->node_key,
                                               .settings = program->settings.coordinator,
                                               .ctx = program,
                                               .event = on_event};
