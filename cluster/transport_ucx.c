@@ -501,8 +501,8 @@ static struct pipe *worker_pipe(struct ucx *ucx, const unsigned char *blob, ucs_
 /* `data` at an address that is a multiple of 8, or NULL when memory is out. */
 static const void *aligned(struct ucx *ucx, const void *data, size_t size)
 {
-    if ((uintptr_t)data % 8 == 0) {
-        return data;
+    if (size == 0 || (uintptr_t)data % 8 == 0) {
+        return size > 0 ? data : NULL;
     }
     if (size > ucx->bounce_size) {
         unsigned char *grown = realloc(ucx->bounce, size);

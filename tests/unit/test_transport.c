@@ -549,7 +549,7 @@ static unsigned throw_at_all(const unsigned char *garbage, size_t size, int *fds
         for (size_t part = 1; part <= 3; part++) {
             fds[count] = raw_connect(text);
             CHECK(fds[count] >= 0);
-            (void)!send(fds[count++], garbage + part, size / (part * part), MSG_NOSIGNAL);
+            (void)!send(fds[count++], garbage + part, (size - part) / (part * part), MSG_NOSIGNAL);
         }
     }
     return count;
