@@ -8,9 +8,8 @@
 
 enum {
     PROMPTS = 11,
-    MAX_TOKENS = 10,
+    MAX_TOKENS = 6,
     CONTEXT = 160,
-    VARIANTS_MAX = 8,
 };
 
 /* Around the chunk, the page of 32 and Gemma's window of 8. */
@@ -45,7 +44,6 @@ static struct stage_chain_config config_of(uint32_t stage_count, uint32_t chunk_
         .context = CONTEXT,
         .sequence_max = PROMPTS,
         .threads = 1,
-        .isa = "scalar",
     };
 }
 
@@ -76,6 +74,7 @@ static void open_subject(struct model_spec spec, bool activations_f32)
     CHECK_EQ(model_write(&spec, subject.path), FL_OK);
 
     struct stage_chain_config config = config_of(1, 64);
+    config.isa = "scalar";
     config.activations_f32 = activations_f32;
     struct stage_chain *chain;
     CHECK_EQ(stage_chain_open(&config, &chain), FL_OK);
@@ -103,7 +102,7 @@ static void close_subject(void)
 static struct model_spec llama(enum fl_dtype dtype)
 {
     struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, dtype);
-    spec.layer_count = 5;
+    spec.layer_count = 4;
     return spec;
 }
 
@@ -212,14 +211,25 @@ static void threads(void)
     close_subject();
 }
 
+/* Asks the kernels once, because they log a refusal. */
+static bool has_isa(const char *name)
+{
+    static int known[2]; /* avx2, avx512: 1 yes, 2 no */
+    int *is_known = &known[strcmp(name, "avx512") == 0];
+    if (*is_known == 0) {
+        const struct kernel_ops *kernels;
+        *is_known = kernel_ops_select(name, &kernels) == FL_OK ? 1 : 2;
+    }
+    return *is_known == 1;
+}
+
 static void isas_of(struct model_spec spec, bool activations_f32)
 {
-    static const char *const names[] = {"scalar", "avx2", "avx512"};
-    open_subject(spec, activations_f32);
+    static const char *const names[] = {"avx2", "avx512"};
+    spec.layer_count = 2;
+    open_subject(spec, activations_f32); /* by scalar kernels */
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const struct kernel_ops *kernels;
-        if (kernel_ops_select(names[i], &kernels) != FL_OK) {
-            printf("  this processor has no %s\n", names[i]);
+        if (!has_isa(names[i])) {
             continue;
         }
         struct stage_chain_config config = config_of(2, 33);
@@ -251,8 +261,8 @@ static void isas_float(void)
 
 static void odd_shapes(void)
 {
-    static const uint32_t heads_kv[] = {1, 2, 4, 2, 1};
-    static const uint32_t widths[] = {32, 96, 64, 128, 160};
+    static const uint32_t heads_kv[] = {1, 2, 4, 2};
+    static const uint32_t widths[] = {32, 96, 64, 160};
     struct model_spec spec = llama(FL_DTYPE_Q8_0);
     spec.arrays = true;
     spec.heads_kv = heads_kv;
@@ -287,7 +297,7 @@ static void late_weights(void)
 {
     open_subject(model_spec_tiny(FL_ARCHITECTURE_GEMMA3, FL_DTYPE_Q4_0), false);
     uint32_t state = 88172645u;
-    for (uint32_t round = 0; round < 24; round++) {
+    for (uint32_t round = 0; round < 16; round++) {
         struct stage_chain_config config = config_of(1 + round % 3, 1 + 6 * (round % 5));
         config.embed_late = round % 2 == 1;
         config.no_overlap = round % 8 == 7;
@@ -333,9 +343,11 @@ static void cancelled_neighbours(void)
         const uint32_t i = next_random(&state) % PROMPTS;
         if (!running[i]) {
             got[i] = request_of(i);
-            const fl_status status = stage_chain_admit(chain, &got[i]);
-            CHECK(status == FL_OK || status == FL_NO_MEMORY);
-            running[i] = status == FL_OK;
+            const uint32_t blocks = (lengths[i] + MAX_TOKENS + 31) / 32;
+            if (blocks <= stage_kv_blocks_free(stage_chain_stage(chain, 0))) {
+                CHECK_EQ(stage_chain_admit(chain, &got[i]), FL_OK);
+                running[i] = true;
+            }
         } else if (got[i].finish != FL_FINISH_NONE) {
             check_same(&got[i], i);
             stage_chain_end(chain, &got[i], 0);
