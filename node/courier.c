@@ -600,6 +600,9 @@ static void coordinator_down(struct courier *courier, fl_status why, const char 
     courier->plan_last = 0;
     close_all_plans(courier);
     fetch_queue_reset(courier->config.fetches);
+    if (courier->final != FL_OK) {
+        return; /* refused; that was said */
+    }
     if (!was_up && (why == FL_DENIED || why == FL_PROTOCOL || why == FL_UNSUPPORTED)) {
         finish(courier, why, text);
         return;
