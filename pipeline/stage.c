@@ -1,6 +1,7 @@
 #include "pipeline/stage.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +12,9 @@
 #include "pipeline/outbox.h"
 #include "pipeline/run.h"
 #include "pipeline/sampler.h"
+#include "pipeline/stage_plan.h"
 
-enum {
-    NONE = UINT32_MAX,
-    THREADS_ASSUMED = 16, /* of a device, where only the plan is known */
-};
+enum { NONE = UINT32_MAX };
 
 /* A request admitted and not ended.  Its rows are, by position:
  *   0 .. next_run - 1        in the KV cache, or in a run
@@ -69,160 +68,19 @@ struct stage {
     struct sampler *sampler;
 };
 
-/* ---- sizes ---- */
-
-static bool plan_is_first(const struct fl_plan *plan)
-{
-    return plan->stage_index == 0;
-}
-
-static bool plan_is_last(const struct fl_plan *plan)
-{
-    return plan->stage_index + 1 == plan->stage_count;
-}
-
-/* Every session's decode row, and a chunk of prompts beside them: neither starves the other. */
-static uint32_t row_max_of(const struct fl_plan *plan)
-{
-    return plan->chunk_rows + plan->sequence_max;
-}
-
-static uint32_t credit_rows_of(const struct fl_plan *plan)
-{
-    return plan_is_first(plan) ? 0 : 2 * row_max_of(plan);
-}
-
-static struct kv_cache_config kv_config_of(const struct fl_plan *plan, struct device *device)
-{
-    const struct fl_stage *own = &plan->stages[plan->stage_index];
-    return (struct kv_cache_config){
-        .device = device,
-        .layer_count = own->layer_count,
-        .head_count_kv = plan->manifest.shape.head_count_kv + own->layer_first,
-        .head_size = plan->manifest.shape.head_size,
-        .block_count = plan->kv_block_count,
-        .sequence_max = plan->sequence_max,
-        .context = plan->context,
-    };
-}
-
-static struct forward_config forward_config_of(const struct fl_plan *plan, struct device *device)
-{
-    const struct fl_stage *own = &plan->stages[plan->stage_index];
-    return (struct forward_config){
-        .shape = &plan->manifest.shape,
-        .device = device,
-        .layer_first = own->layer_first,
-        .layer_count = own->layer_count,
-        .has_head = plan_is_last(plan),
-        .row_max = row_max_of(plan),
-        .context = plan->context,
-        .activations_f32 = plan->activations_f32,
-    };
-}
-
-static struct outbox_config outbox_config_of(const struct fl_plan *plan)
-{
-    return (struct outbox_config){
-        .slot_rows = plan_is_last(plan) ? 0 : row_max_of(plan),
-        .width = plan->manifest.shape.width,
-        .token_count = plan_is_last(plan) ? 2 * plan->sequence_max : 0,
-    };
-}
-
-uint64_t stage_kv_memory(const struct fl_plan *plan)
-{
-    const struct kv_cache_config config = kv_config_of(plan, NULL);
-    uint64_t size;
-    return __builtin_add_overflow(kv_cache_memory(&config), kv_cache_table_memory(&config), &size)
-               ? UINT64_MAX
-               : size;
-}
-
-uint64_t stage_buffer_memory(const struct fl_plan *plan)
-{
-    const struct forward_config forward = forward_config_of(plan, NULL);
-    const struct outbox_config outbox = outbox_config_of(plan);
-    const struct fl_model_shape *shape = &plan->manifest.shape;
-    const uint64_t rows = (uint64_t)row_max_of(plan) * shape->width * sizeof(float);
-    uint64_t size = sizeof(struct stage) + plan->sequence_max * sizeof(struct request) +
-                    plan->manifest.piece_count * sizeof(uint32_t) + rows;
-    size += STAGE_RUN_MAX * run_memory(row_max_of(plan), shape->width);
-    size += forward_memory(&forward, THREADS_ASSUMED) + outbox_memory(&outbox);
-    size += plan_is_first(plan) ? 0 : inbox_memory(credit_rows_of(plan), shape->width);
-    size += plan_is_last(plan)
-                ? sampler_memory(shape->vocabulary) + (uint64_t)shape->vocabulary * sizeof(float)
-                : 0;
-    return size;
-}
-
 /* ---- open and close ---- */
-
-static fl_status check_limit(const char *what, uint32_t value, uint32_t min, uint32_t max)
-{
-    if (value < min || value > max) {
-        return FL_FAIL(FL_INVALID, "plan: %s is %" PRIu32 "; it must be %" PRIu32 " to %" PRIu32,
-                       what, value, min, max);
-    }
-    return FL_OK;
-}
-
-/* The stage's pieces, as its place in the plan makes them. */
-static fl_status check_pieces(const struct fl_plan *plan)
-{
-    const struct fl_manifest *manifest = &plan->manifest;
-    const struct fl_stage *own = &plan->stages[plan->stage_index];
-    const uint32_t embeds = plan_is_first(plan) ? 1 : 0;
-    const uint32_t heads = plan_is_last(plan) ? 1 : 0;
-    bool right = own->has_embed == (embeds == 1) && own->has_head == (heads == 1) &&
-                 manifest->piece_count == embeds + 2 * own->layer_count + heads;
-    for (uint32_t i = 0; right && i < manifest->piece_count; i++) {
-        const struct fl_piece *piece = &manifest->pieces[i];
-        const uint32_t place = i - embeds;
-        if (i < embeds) {
-            right = piece->kind == FL_PIECE_EMBED;
-        } else if (place == 2 * own->layer_count) {
-            right = piece->kind == FL_PIECE_HEAD;
-        } else {
-            right = piece->kind == (place % 2 == 0 ? FL_PIECE_ATTENTION : FL_PIECE_FFN) &&
-                    piece->layer == own->layer_first + place / 2;
-        }
-    }
-    if (!right) {
-        return FL_FAIL(
-            FL_INVALID,
-            "plan: the pieces of stage %" PRIu32 " are not those of layers %" PRIu32 " to %" PRIu32,
-            plan->stage_index, own->layer_first, own->layer_first + own->layer_count - 1);
-    }
-    return FL_OK;
-}
-
-static fl_status check_plan(const struct fl_plan *plan)
-{
-    FL_TRY(check_limit("stage count", plan->stage_count, 1, FL_STAGE_COUNT_MAX));
-    FL_TRY(check_limit("stage index", plan->stage_index, 0, plan->stage_count - 1));
-    FL_TRY(check_limit("rows of a chunk", plan->chunk_rows, 1, FL_CHUNK_MAX));
-    FL_TRY(check_limit("context", plan->context, 1, FL_CONTEXT_MAX));
-    FL_TRY(check_limit("number of sequences", plan->sequence_max, 1, STAGE_SEQUENCE_MAX));
-    FL_TRY(check_limit("number of KV blocks", plan->kv_block_count, 1, INT32_MAX));
-    const struct fl_stage *own = &plan->stages[plan->stage_index];
-    const uint32_t layers = plan->manifest.shape.layer_count;
-    FL_TRY(check_limit("layer count of a stage", own->layer_count, 1, layers));
-    FL_TRY(check_limit("first layer of a stage", own->layer_first, 0, layers - own->layer_count));
-    return check_pieces(plan);
-}
 
 static fl_status open_buffers(struct stage *stage)
 {
     const struct fl_plan *plan = stage->plan;
     const uint32_t width = stage->shape->width;
-    const struct kv_cache_config kv = kv_config_of(plan, stage->device);
-    const struct forward_config forward = forward_config_of(plan, stage->device);
-    const struct outbox_config outbox = outbox_config_of(plan);
+    const struct kv_cache_config kv = stage_plan_kv_config(plan, stage->device);
+    const struct forward_config forward = stage_plan_forward_config(plan, stage->device);
+    const struct outbox_config outbox = stage_plan_outbox_config(plan);
 
     stage->chain = calloc(plan->manifest.piece_count, sizeof(*stage->chain));
     stage->requests = calloc(plan->sequence_max, sizeof(*stage->requests));
-    stage->host_rows = calloc(row_max_of(plan), width * sizeof(float));
+    stage->host_rows = calloc(stage_plan_row_max(plan), width * sizeof(float));
     stage->host_logits = calloc(stage->shape->vocabulary, sizeof(float));
     if (stage->chain == NULL || stage->requests == NULL || stage->host_rows == NULL ||
         stage->host_logits == NULL) {
@@ -230,21 +88,21 @@ static fl_status open_buffers(struct stage *stage)
                        stage_buffer_memory(plan));
     }
     for (uint32_t i = 0; i < STAGE_RUN_MAX; i++) {
-        FL_TRY(run_open(stage->device, row_max_of(plan), width, &stage->runs[i]));
+        FL_TRY(run_open(stage->device, stage_plan_row_max(plan), width, &stage->runs[i]));
     }
     FL_TRY(forward_open(&forward, &stage->forward));
     FL_TRY(outbox_open(&outbox, &stage->outbox));
     FL_TRY(kv_cache_open(&kv, &stage->kv));
     if (!stage->is_first) {
-        FL_TRY(inbox_open(credit_rows_of(plan), width, &stage->inbox));
+        FL_TRY(inbox_open(stage_plan_credit_rows(plan), width, &stage->inbox));
     }
     return stage->is_last ? sampler_open(stage->shape->vocabulary, &stage->sampler) : FL_OK;
 }
 
 fl_status stage_open(const struct stage_config *config, struct stage **out)
 {
-    FL_TRY(check_plan(config->plan));
-    FL_ASSERT(!plan_is_first(config->plan) || config->embed.read != NULL);
+    FL_TRY(stage_plan_check(config->plan));
+    FL_ASSERT(!stage_plan_is_first(config->plan) || config->embed.read != NULL);
     struct stage *stage = calloc(1, sizeof(*stage));
     if (stage == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "no memory for a stage: %zu bytes are wanted", sizeof(*stage));
@@ -255,8 +113,8 @@ fl_status stage_open(const struct stage_config *config, struct stage **out)
         .device = config->device,
         .weights = config->weights,
         .embed = config->embed,
-        .is_first = plan_is_first(config->plan),
-        .is_last = plan_is_last(config->plan),
+        .is_first = stage_plan_is_first(config->plan),
+        .is_last = stage_plan_is_last(config->plan),
         .layer_first = config->plan->stages[config->plan->stage_index].layer_first,
     };
     const fl_status status = open_buffers(stage);
@@ -295,7 +153,7 @@ void stage_close(struct stage *stage)
 
 uint32_t stage_credit_rows(const struct stage *stage)
 {
-    return credit_rows_of(stage->plan);
+    return stage_plan_credit_rows(stage->plan);
 }
 
 uint32_t stage_kv_blocks_free(const struct stage *stage)
@@ -625,8 +483,7 @@ static uint32_t next_prefill(const struct stage *stage, uint64_t id)
 static void add_token_row(struct stage *stage, struct run *run, uint32_t index)
 {
     const uint32_t row = add_row(stage, run, index);
-    run->ids[row] =
-        kv_cache_token(stage->kv, stage->requests[index].sequence, run->positions[row]);
+    run->ids[row] = kv_cache_token(stage->kv, stage->requests[index].sequence, run->positions[row]);
 }
 
 static void form_from_tokens(struct stage *stage, struct run *run)
@@ -856,6 +713,33 @@ static bool is_complete(const struct stage *stage, const struct run *run)
            (is_head(stage, run) && count_samples(run) == 0);
 }
 
+/* After the last layer: a row that is not finite ends its request.  Rounding to 8 bits would turn it
+ * into zeros later, and a wrong token would look like any other. */
+static void check_rows(struct stage *stage, const struct run *run)
+{
+    const size_t width = stage->shape->width;
+    stage->device->ops->copy_out(stage->device, stage->host_rows, run->x,
+                                 run->row_count * width * sizeof(float));
+    for (uint32_t i = 0; i < run->segment_count; i++) {
+        const struct run_segment segment = run->segments[i];
+        const float *rows = stage->host_rows + segment.row * width;
+        bool finite = true;
+        for (size_t j = 0; j < segment.rows * width; j++) {
+            finite = finite && isfinite(rows[j]);
+        }
+        if (segment.request != RUN_DEAD && !finite) {
+            fail_request(
+                &stage->requests[segment.request],
+                FL_FAIL(FL_MALFORMED,
+                        "the model gave numbers that are not finite at positions %" PRIu32
+                        " to %" PRIu32
+                        "; its weights are damaged or of a kind this build computes wrongly",
+                        segment.position, segment.position + segment.rows - 1));
+            forget_rows(stage, segment.request);
+        }
+    }
+}
+
 /* The run's next task.  FL_AGAIN when its weights, its input or room for its tokens are missing. */
 static fl_status run_task(struct stage *stage, struct run *run)
 {
@@ -881,6 +765,9 @@ static fl_status run_task(struct stage *stage, struct run *run)
     }
     weight_store_release(stage->weights, piece);
     run->piece++;
+    if (run->piece == stage->chain_count - (stage->is_last ? 1 : 0)) {
+        check_rows(stage, run);
+    }
     return status;
 }
 
@@ -937,17 +824,20 @@ fl_status stage_step(struct stage *stage)
         return FL_OK;
     }
     uint32_t limit = UINT32_MAX; /* the piece that the runs before have not passed */
+    bool inputs = true;          /* the runs before have theirs */
     for (uint64_t n = stage->run_first; n < stage->run_end; n++) {
         struct run *run = &stage->runs[n % STAGE_RUN_MAX];
         if (is_complete(stage, run)) {
             continue;
         }
-        const fl_status status = run->piece < limit ? run_task(stage, run) : FL_AGAIN;
+        const bool free = run->has_input ? run->piece < limit : inputs;
+        const fl_status status = free ? run_task(stage, run) : FL_AGAIN;
         if (status != FL_AGAIN) {
             (void)retire_runs(stage);
             return status;
         }
         limit = run->piece;
+        inputs = run->has_input;
     }
     return form_run(stage) ? FL_OK : FL_AGAIN;
 }
