@@ -259,14 +259,14 @@ static void take_unplan(struct compute *compute, struct node_plan *plan)
 /* True when the plan is gone. */
 static bool try_close(struct compute *compute, struct compute_plan *entry)
 {
-    if (entry->outstanding > 0 || (entry->submitted && !loader_released(&entry->job))) {
+    if (entry->outstanding > 0 || (entry->submitted && !loader_released(&entry->job)) ||
+        !outbox_has_room(compute)) {
         return false;
     }
+    /* Close first: with CLOSED the wire thread frees the plan that the stage borrows. */
     const struct compute_plan_order closed = {.plan = entry->plan};
-    if (!post(compute, COMPUTE_CLOSED, &closed, sizeof(closed))) {
-        return false;
-    }
     plan_release(compute, entry);
+    FL_ASSERT(post(compute, COMPUTE_CLOSED, &closed, sizeof(closed)));
     return true;
 }
 
