@@ -18,6 +18,9 @@ enum {
     RETRY_MS = 1000,
 };
 
+/* For our own link to a node to end after another node found it gone. */
+#define LOSS_GRACE_NS (30 * FL_NS_PER_MS)
+
 /* ---- what nodes say ---- */
 
 static void take_join(struct coordinator *coordinator, transport_link link,
@@ -56,6 +59,9 @@ static void take_failure(struct coordinator *coordinator, struct placement *plac
     state_failure_text(node, failure, text);
     /* A broken link or a lost neighbour: the next plan goes without it, so trying again helps. */
     const bool lost = failure->code == FL_LINK_LOST || failure->code == FL_NODE_LOST;
+    if (lost) {
+        roster_hold(coordinator->roster, state_now(coordinator) + LOSS_GRACE_NS);
+    }
     placement_drop(coordinator, placement, (fl_status)failure->code, text, lost ? RETRY_MS : 0);
 }
 
@@ -332,9 +338,10 @@ unsigned coordinator_poll(struct coordinator *coordinator, uint64_t *out_next_ns
 {
     uint64_t next_ns = UINT64_MAX;
     unsigned count = worker_collect(coordinator->worker);
+    roster_hold(coordinator->roster, 1); /* until roster_poll() below */
     count += peer_poll(coordinator->peers, &next_ns);
-    const uint64_t files_ns = file_server_poll(coordinator->files, state_now(coordinator));
     const uint64_t roster_ns = roster_poll(coordinator->roster);
+    const uint64_t files_ns = file_server_poll(coordinator->files, state_now(coordinator));
     next_ns = files_ns < next_ns ? files_ns : next_ns;
     *out_next_ns = roster_ns < next_ns ? roster_ns : next_ns;
     return count;

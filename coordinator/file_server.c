@@ -142,22 +142,18 @@ static void run_transfer(struct job *job)
 /* ---- on the owner ---- */
 
 /* An answer that is only a sentence; small enough to be copied by the wire. */
-static void answer_failure(struct file_server *server, struct roster_node *node,
-                           uint64_t transfer_id, fl_status status, const char *text)
+static fl_status answer_failure(struct file_server *server, struct roster_node *node,
+                                const struct transfer *transfer)
 {
-    const size_t size = strlen(text);
-    const struct fl_fetch_header header = {.transfer_id = transfer_id,
-                                           .status = (uint32_t)status,
+    const size_t size = strlen(transfer->text);
+    const struct fl_fetch_header header = {.transfer_id = transfer->transfer_id,
+                                           .status = (uint32_t)transfer->status,
                                            .size = (uint32_t)size,
-                                           .checksum = fl_checksum64(text, size)};
+                                           .checksum = fl_checksum64(transfer->text, size)};
     unsigned char packed[FL_FETCH_HEADER_SIZE];
     fl_fetch_header_pack(&header, packed);
-    const fl_status sent = roster_send_data(server->config.roster, node, FL_WIRE_FETCH_DATA, packed,
-                                            sizeof(packed), text, size, 0);
-    if (sent != FL_OK) {
-        /* It would wait for ever for an answer. */
-        roster_hang_up(server->config.roster, node);
-    }
+    return roster_send_data(server->config.roster, node, FL_WIRE_FETCH_DATA, packed, sizeof(packed),
+                            transfer->text, size, 0);
 }
 
 static void send_transfer(struct file_server *server, struct transfer *transfer)
@@ -168,8 +164,9 @@ static void send_transfer(struct file_server *server, struct transfer *transfer)
         return;
     }
     if (transfer->status != FL_OK) {
-        answer_failure(server, node, transfer->transfer_id, transfer->status, transfer->text);
-        free_transfer(server, transfer);
+        if (answer_failure(server, node, transfer) != FL_AGAIN) {
+            free_transfer(server, transfer);
+        }
         return;
     }
     const struct fl_fetch_header header = {.transfer_id = transfer->transfer_id,
@@ -267,25 +264,31 @@ void file_server_fetch(struct file_server *server, struct roster_node *node,
     struct catalog_model *model = NULL;
     uint32_t size = 0;
     fl_status status = check_fetch(server, node, fetch, &model, &size);
-    const size_t ranges_size = fetch->range_count * sizeof(fetch->ranges[0]);
-    struct transfer *transfer = status == FL_OK ? calloc(1, sizeof(*transfer) + ranges_size) : NULL;
-    if (status == FL_OK && transfer == NULL) {
-        status = FL_FAIL(FL_NO_MEMORY, "no memory for a fetch");
-    }
-    if (status != FL_OK) {
-        answer_failure(server, node, fetch->transfer_id, status, fl_last_error());
+    /* A refusal waits for the wire like any answer, but a node that heaps them up is let go. */
+    const uint32_t range_count = status == FL_OK ? fetch->range_count : 0;
+    const size_t ranges_size = range_count * sizeof(fetch->ranges[0]);
+    struct transfer *transfer = node->fetch_count < 2 * FILE_SERVER_NODE_MAX
+                                    ? calloc(1, sizeof(*transfer) + ranges_size)
+                                    : NULL;
+    if (transfer == NULL) {
+        roster_hang_up(server->config.roster, node); /* it would wait for ever for an answer */
         return;
     }
     *transfer = (struct transfer){.job = {.run = run_transfer, .done = done_transfer},
                                   .server = server,
-                                  .state = TRANSFER_WAITING,
+                                  .state = status == FL_OK ? TRANSFER_WAITING : TRANSFER_UNSENT,
+                                  .status = status,
                                   .link = node->link,
                                   .transfer_id = fetch->transfer_id,
                                   .model = model,
                                   .file = fetch->file,
                                   .size = size,
-                                  .range_count = fetch->range_count};
-    memcpy(transfer->ranges, fetch->ranges, ranges_size);
+                                  .range_count = range_count};
+    if (status == FL_OK) {
+        memcpy(transfer->ranges, fetch->ranges, ranges_size);
+    } else {
+        snprintf(transfer->text, sizeof(transfer->text), "%s", fl_last_error());
+    }
     catalog_keep(model);
     node->fetch_count++;
     struct transfer **at = &server->first;
