@@ -91,6 +91,7 @@ def restarted_at_once_is_not_taken_for_its_former_self():
 def nodes_come_before_the_coordinator():
     cluster.need_model(MODEL)
     with cluster.Pool(nodes=0, wait=False) as pool:
+        cluster.wait_until(lambda: "welcome" in pool.coordinator.log(), 20, "the coordinator is up")
         assert pool.coordinator.stop() == 0
         pool.start_node("early")
         time.sleep(1)
