@@ -39,7 +39,7 @@ def killed_in_decode():
 
 def killed_in_prefill():
     cluster.need_model(MODEL)
-    with cluster.Pool(nodes=3, coordinator=["--chunk", "4"], node=["--isa", "scalar"]) as pool:
+    with cluster.Pool(nodes=3, coordinator=["--chunk", "4"]) as pool:
         answer_of(pool).json()
         long = max(cluster.golden("smollm2"), key=lambda record: record["n_prompt"])["prompt_tokens"]
         running = pool.client("generate", "--model", MODEL, "--tokens", cluster.tokens_text(long), "--max-tokens", "8")
