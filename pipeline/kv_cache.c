@@ -94,14 +94,18 @@ fl_status kv_cache_open(const struct kv_cache_config *config, struct kv_cache **
         .context = config->context,
         .spare = {config->block_count},
     };
+    /* The large one first: a size out of the question is refused before tables are made for it. */
+    cache->memory = config->device->ops->alloc(config->device, cache->memory_size);
+    if (cache->memory == NULL) {
+        goto fail;
+    }
     cache->layers = calloc(config->layer_count, sizeof(*cache->layers));
     cache->free_blocks = calloc(config->block_count, sizeof(*cache->free_blocks));
     cache->tokens = calloc(config->block_count, KV_BLOCK_POSITIONS * sizeof(*cache->tokens));
     cache->tables = calloc(config->sequence_max, table_size * sizeof(*cache->tables));
     cache->sequences = calloc(config->sequence_max, sizeof(*cache->sequences));
-    cache->memory = config->device->ops->alloc(config->device, cache->memory_size);
     if (cache->layers == NULL || cache->free_blocks == NULL || cache->tokens == NULL ||
-        cache->tables == NULL || cache->sequences == NULL || cache->memory == NULL) {
+        cache->tables == NULL || cache->sequences == NULL) {
         goto fail;
     }
     place_layers(cache, config);
