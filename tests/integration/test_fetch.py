@@ -23,7 +23,7 @@ def reference():
 
 
 def cache_files(pool, name):
-    return [path for path in glob.glob(pool.path(f"cache-{name}") + "/**", recursive=True) if os.path.isfile(path)]
+    return glob.glob(pool.path(f"cache-{name}") + "/*/*.piece")
 
 
 def restart_node(pool, name):
