@@ -378,19 +378,29 @@ static void local_address(struct transport *transport, struct fl_address *out)
     memcpy(out->bytes, &process->number, sizeof(process->number));
 }
 
-static fl_status local_connect(struct transport *transport, const struct fl_address *address,
-                               transport_link *out)
+/* The process of an address, which may have ended. */
+static fl_status number_of(const struct local_network *network, const struct fl_address *address,
+                           uint32_t *out)
 {
-    struct process *process = process_of(transport);
     uint32_t number = 0;
     if (address->kind != FL_ADDRESS_LOCAL || address->size != ADDRESS_SIZE) {
         return FL_FAIL(FL_INVALID, "address kind %d of %u bytes is not one of this network",
                        (int)address->kind, (unsigned)address->size);
     }
     memcpy(&number, address->bytes, sizeof(number));
-    if (number >= process->network->process_count) {
+    if (number >= network->process_count) {
         return FL_FAIL(FL_INVALID, "address local:%u names no process", (unsigned)number);
     }
+    *out = number;
+    return FL_OK;
+}
+
+static fl_status local_connect(struct transport *transport, const struct fl_address *address,
+                               transport_link *out)
+{
+    struct process *process = process_of(transport);
+    uint32_t number = 0;
+    FL_TRY(number_of(process->network, address, &number));
     struct link *link = link_take(process, number, 0);
     if (link == NULL) {
         return FL_FAIL(FL_TOO_LARGE, "%d links are open, which is the limit", TRANSPORT_LINK_MAX);
@@ -561,12 +571,8 @@ static const struct transport_ops local_ops = {
     .close = local_close,
 };
 
-fl_status transport_local_open(struct local_network *network, struct transport **out)
+static fl_status open_as(struct local_network *network, uint32_t number, struct transport **out)
 {
-    if (network->process_count == LOCAL_PROCESS_MAX) {
-        return FL_FAIL(FL_TOO_LARGE, "%d processes have been in this network, which is the limit",
-                       LOCAL_PROCESS_MAX);
-    }
     struct process *process = calloc(1, sizeof(*process));
     if (process == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "no memory for a transport of %zu bytes", sizeof(*process));
@@ -574,10 +580,32 @@ fl_status transport_local_open(struct local_network *network, struct transport *
     process->transport.ops = &local_ops;
     process->network = network;
     process->alive = true;
-    process->number = network->process_count++;
-    network->processes[process->number] = process;
+    process->number = number;
+    network->processes[number] = process;
     *out = &process->transport;
     return FL_OK;
+}
+
+fl_status transport_local_open(struct local_network *network, struct transport **out)
+{
+    if (network->process_count == LOCAL_PROCESS_MAX) {
+        return FL_FAIL(FL_TOO_LARGE, "%d processes have been in this network, which is the limit",
+                       LOCAL_PROCESS_MAX);
+    }
+    FL_TRY(open_as(network, network->process_count, out));
+    network->process_count++;
+    return FL_OK;
+}
+
+fl_status transport_local_reopen(struct local_network *network, const struct fl_address *address,
+                                 struct transport **out)
+{
+    uint32_t number = 0;
+    FL_TRY(number_of(network, address, &number));
+    if (network->processes[number] != NULL) {
+        return FL_FAIL(FL_BUSY, "address local:%u is in use", (unsigned)number);
+    }
+    return open_as(network, number, out);
 }
 
 /* The network. */

@@ -57,6 +57,12 @@ void local_network_advance(struct local_network *network, uint64_t now_ns);
  * FL_TOO_LARGE when LOCAL_PROCESS_MAX have been there. */
 FL_MUST_CHECK fl_status transport_local_open(struct local_network *network, struct transport **out);
 
+/* A process that was killed and closed is started again, where the others know it.  FL_INVALID when
+ * nobody had that address, FL_BUSY when somebody has. */
+FL_MUST_CHECK fl_status transport_local_reopen(struct local_network *network,
+                                               const struct fl_address *address,
+                                               struct transport **out);
+
 /* The process is killed: its links end at the others as soon as they can hear of it, and it does
  * nothing more.  Only close() may be called on it then. */
 void local_network_kill(struct local_network *network, struct transport *transport);

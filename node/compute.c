@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "node/embedding_reader.h"
+#include "node/node.h"
 #include "pipeline/stage.h"
 #include "pipeline/weight_store.h"
 #include "proto/base/log.h"
@@ -466,4 +467,28 @@ bool compute_step(struct compute *compute)
         }
     }
     return busy;
+}
+
+void compute_census(const struct compute *compute, struct node_census *out)
+{
+    out->memory += compute->memory_used;
+    out->mail_size += mailbox_used(compute->inbox) + mailbox_used(compute->returns) +
+                      mailbox_used(compute->outbox);
+    for (uint32_t i = 0; i < NODE_PLAN_MAX; i++) {
+        const struct compute_plan *entry = &compute->plans[i];
+        if (entry->plan == NULL) {
+            continue;
+        }
+        const struct fl_plan *plan = &entry->plan->plan;
+        out->mail_size += entry->rows != NULL ? mailbox_used(entry->rows) : 0;
+        out->buffer_count += entry->outstanding;
+        out->plans[out->plan_count++] = (struct node_plan_census){
+            .plan_id = plan->plan_id,
+            .stage_index = plan->stage_index,
+            .stage_count = plan->stage_count,
+            .kv_blocks = plan->kv_block_count,
+            .kv_blocks_free =
+                entry->stage != NULL ? stage_kv_blocks_free(entry->stage) : plan->kv_block_count,
+            .credit_rows = entry->rows != NULL ? stage_credit_rows(entry->stage) : 0};
+    }
 }

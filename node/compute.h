@@ -112,6 +112,10 @@ struct mailbox *compute_inbox(struct compute *compute);
 struct mailbox *compute_returns(struct compute *compute);
 struct mailbox *compute_outbox(struct compute *compute);
 
+/* Adds all but the courier's part. */
+struct node_census;
+void compute_census(const struct compute *compute, struct node_census *out);
+
 /* Go once round the mailboxes and the stages; false when there was nothing to do until woken. */
 bool compute_step(struct compute *compute);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cluster/peer.h"
+#include "node/node.h"
 #include "node/node_plan.h"
 #include "proto/base/arena.h"
 #include "proto/base/log.h"
@@ -965,6 +966,14 @@ const char *courier_text(const struct courier *courier)
 bool courier_joined(const struct courier *courier)
 {
     return courier->joined;
+}
+
+void courier_census(struct courier *courier, struct node_census *out)
+{
+    for (uint32_t i = 0; i < out->plan_count; i++) {
+        const struct courier_plan *entry = find_plan(courier, out->plans[i].plan_id);
+        out->plans[i].credit = entry != NULL ? entry->credit : 0;
+    }
 }
 
 fl_status courier_open(const struct courier_config *config, struct courier **out)

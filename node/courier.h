@@ -58,6 +58,10 @@ FL_MUST_CHECK fl_status courier_poll(struct courier *courier, uint64_t *out_next
 
 const char *courier_text(const struct courier *courier);
 
+/* Adds the credit to compute's part. */
+struct node_census;
+void courier_census(struct courier *courier, struct node_census *out);
+
 /* True while the coordinator knows this node. */
 bool courier_joined(const struct courier *courier);
 

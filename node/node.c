@@ -114,6 +114,13 @@ bool node_load_step(struct node *node)
     return loader_step(node->loader) == FL_OK;
 }
 
+void node_census(const struct node *node, struct node_census *out)
+{
+    *out = (struct node_census){.plan_count = 0};
+    compute_census(node->compute, out);
+    courier_census(node->courier, out);
+}
+
 struct wake *node_wake(struct node *node, enum node_part part)
 {
     FL_ASSERT(part < NODE_PART_COUNT);

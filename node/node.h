@@ -20,6 +20,7 @@
 #include "cluster/transport.h"
 #include "kernels/device.h"
 #include "node/model_storage.h"
+#include "node/node_plan.h"
 #include "node/shard_cache.h"
 #include "node/wake.h"
 #include "proto/base/clock.h"
@@ -54,6 +55,24 @@ bool node_joined(const struct node *node);
 /* False when there was nothing to do: wait for the part's wake. */
 bool node_compute_step(struct node *node);
 bool node_load_step(struct node *node);
+
+/* What the node holds now, for tests that look for leaks; while no step runs. */
+struct node_census {
+    uint32_t plan_count;   /* being closed included */
+    uint64_t memory;       /* of the budget, taken by plans */
+    size_t mail_size;      /* bytes in mailboxes, where nothing waits when nothing moves */
+    uint32_t buffer_count; /* of activations that are under way */
+    struct node_plan_census {
+        uint64_t plan_id;
+        uint32_t stage_index;
+        uint32_t stage_count;
+        uint32_t kv_blocks;
+        uint32_t kv_blocks_free;
+        uint32_t credit_rows; /* that the stage before was given at first; 0 on a first stage */
+        uint64_t credit;      /* rows that may be sent to the stage after now */
+    } plans[NODE_PLAN_MAX];
+};
+void node_census(const struct node *node, struct node_census *out);
 
 /* What ends a part's wait; clear it before looking for work. */
 struct wake *node_wake(struct node *node, enum node_part part);
