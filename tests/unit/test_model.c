@@ -393,8 +393,8 @@ static void test_missing_keys_and_tensors_are_named(void)
 static void test_foreign_tensors_are_refused_by_what_they_are(void)
 {
     const struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
-    check_rename_refused(&spec, "blk.0.attn_norm.weight", "blk.0.attn_output.bias",
-                         FL_UNSUPPORTED, "a bias");
+    check_rename_refused(&spec, "blk.0.attn_norm.weight", "blk.0.attn_output.bias", FL_UNSUPPORTED,
+                         "a bias");
     check_rename_refused(&spec, "blk.0.ffn_gate.weight", "blk.0.ffn_gate_inp.wt", FL_UNSUPPORTED,
                          "mixture of experts");
     check_rename_refused(&spec, "blk.0.attn_output.weight", "blk.0.ffn_up_exps.weighu",
