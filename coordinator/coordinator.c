@@ -85,6 +85,10 @@ static void take_plan_message(struct coordinator *coordinator, struct roster_nod
                               const struct fl_cluster_message *message)
 {
     uint64_t plan_id = 0;
+    if (message->kind == FL_MESSAGE_FAILURE && message->as.failure.plan_id == 0) {
+        node->leaving = true; /* the end of its link follows */
+        return;
+    }
     if (message->kind == FL_MESSAGE_TOKEN) {
         plan_id = message->as.token.plan_id;
     } else if (message->kind == FL_MESSAGE_PROGRESS) {
@@ -193,13 +197,22 @@ static void on_down(void *ctx, transport_link link, fl_status why, const char *t
     if (node == NULL) {
         return;
     }
-    fl_log(FL_LOG_WARN, "node %s was lost: %s", node->name, text);
     char sentence[STATE_TEXT_MAX];
-    snprintf(sentence, sizeof(sentence),
-             "node %s was lost (%s); the request can be sent again, it will be planned on the "
-             "remaining nodes",
-             node->name, text);
+    if (node->leaving) {
+        fl_log(FL_LOG_INFO, "node %s left, nodes %" PRIu32, node->name,
+               roster_ready_count(coordinator->roster));
+        snprintf(sentence, sizeof(sentence), "node %s was stopped", node->name);
+    } else {
+        fl_log(FL_LOG_WARN, "node %s was lost: %s", node->name, text);
+        snprintf(sentence, sizeof(sentence), "node %s was lost (%s)", node->name, text);
+    }
+    const size_t used = strlen(sentence);
+    snprintf(sentence + used, sizeof(sentence) - used,
+             "; the request can be sent again, it will be planned on the remaining nodes");
     placement_drop_node(coordinator, node, sentence);
+    if (node->leaving) {
+        roster_forget(node);
+    }
 }
 
 static fl_status wire_send(void *ctx, transport_link link, uint16_t type, const void *header,

@@ -1,11 +1,7 @@
 /* main.c - firstlight-coordinator: opens the doors and turns the main loop. */
-#include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "cluster/bootstrap_mpi.h"
@@ -15,6 +11,7 @@
 #include "coordinator/settings.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/base/stop_signal.h"
 #include "proto/network_address.h"
 #include "proto/pool_key.h"
 
@@ -48,23 +45,6 @@ static void on_gone(void *ctx, uint64_t client)
 {
     struct program *program = ctx;
     coordinator_client_gone(program->coordinator, client);
-}
-
-/* Signals arrive at a descriptor, so that the loop ends between two steps. */
-static fl_status open_signals(struct program *program)
-{
-    sigset_t wanted;
-    sigemptyset(&wanted);
-    sigaddset(&wanted, SIGINT);
-    sigaddset(&wanted, SIGTERM);
-    signal(SIGPIPE, SIG_IGN);
-    if (pthread_sigmask(SIG_BLOCK, &wanted, NULL) != 0) {
-        return FL_FAIL(FL_INTERNAL, "signals cannot be blocked");
-    }
-    program->signals = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-    return program->signals >= 0
-               ? FL_OK
-               : FL_FAIL(FL_NO_MEMORY, "no descriptor for signals: %s", strerror(errno));
 }
 
 static fl_status read_key(struct program *program)
@@ -126,7 +106,7 @@ static fl_status open_clients(struct program *program)
 
 static fl_status open_program(struct program *program)
 {
-    FL_TRY(open_signals(program)); /* before any thread starts: all inherit the mask */
+    FL_TRY(fl_stop_signal_open(&program->signals));
     FL_TRY(read_key(program));
     /* The doors that can be shut in our face come first. */
     FL_TRY(open_clients(program));
@@ -206,6 +186,7 @@ static void close_program(struct program *program)
 
 int main(int argc, char **argv)
 {
+    fl_stop_signal_block(); /* before anything else, so that none is lost */
     struct program program = {.signals = -1};
     fl_log_init("firstlight-coordinator", fl_log_level_from_env(FL_LOG_INFO));
     fl_status status = settings_read(argc, argv, &program.settings);

@@ -250,6 +250,12 @@ struct roster_node *roster_link_down(struct roster *roster, transport_link link)
     return node;
 }
 
+void roster_forget(struct roster_node *node)
+{
+    FL_ASSERT(node->state == ROSTER_LOST);
+    *node = (struct roster_node){.state = ROSTER_FREE};
+}
+
 struct roster_node *roster_by_link(struct roster *roster, transport_link link)
 {
     for (uint32_t i = 0; i < ROSTER_NODE_MAX; i++) {

@@ -51,6 +51,7 @@ struct roster_node {
     transport_link link;
     char name[FL_NAME_MAX];
     uint64_t incarnation;
+    bool leaving; /* it said so */
     struct fl_address address;
     uint64_t memory_budget;
     uint64_t memory_used; /* by plans; kept by placement */
@@ -85,6 +86,9 @@ struct roster_node *roster_former(struct roster *roster, const struct fl_join *j
 
 /* A link is over: the node that had it (now lost), or NULL. */
 struct roster_node *roster_link_down(struct roster *roster, transport_link link);
+
+/* A lost node is not to come back: it is listed no longer. */
+void roster_forget(struct roster_node *node);
 
 /* The ready node on a link, or NULL. */
 struct roster_node *roster_by_link(struct roster *roster, transport_link link);

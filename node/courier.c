@@ -963,6 +963,24 @@ const char *courier_text(const struct courier *courier)
     return courier->text;
 }
 
+void courier_leave(struct courier *courier)
+{
+    finish(courier, FL_CANCELLED, "stopped");
+    if (courier->coordinator == 0) {
+        return;
+    }
+    if (courier->joined) {
+        /* Best effort: the link closes either way. */
+        (void)!say_failure(courier, 0, 0, FL_CANCELLED, "stopped on purpose");
+    }
+    peer_close_link(courier->peers, courier->coordinator);
+}
+
+bool courier_left(const struct courier *courier)
+{
+    return courier->coordinator == 0;
+}
+
 bool courier_joined(const struct courier *courier)
 {
     return courier->joined;

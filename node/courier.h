@@ -65,4 +65,10 @@ void courier_census(struct courier *courier, struct node_census *out);
 /* True while the coordinator knows this node. */
 bool courier_joined(const struct courier *courier);
 
+/* Tell the coordinator that this node leaves on purpose, and close the link to it.  Polling goes on
+ * until left() or until the caller has waited enough; poll() says FL_CANCELLED from now on. */
+void courier_leave(struct courier *courier);
+/* True when no link to a coordinator is there any more. */
+bool courier_left(const struct courier *courier);
+
 #endif

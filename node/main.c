@@ -1,5 +1,4 @@
 /* firstlight-node: opens what a node is made of, and runs its three threads. */
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -8,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,12 +19,14 @@
 #include "node/shard_cache.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/base/stop_signal.h"
 #include "proto/network_address.h"
 #include "proto/pool_key.h"
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 static const uint64_t stop_wait_ns = 800 * FL_NS_PER_MS;
+static const uint64_t leave_wait_ns = 300 * FL_NS_PER_MS;
 static const uint64_t resolve_wait_ns = 2 * FL_NS_PER_S;
 
 struct program {
@@ -115,23 +115,29 @@ static fl_status run_wire(struct program *program)
     }
 }
 
-/* Start-up ----------------------------------------------------------------------------------- */
-
-static fl_status catch_signals(struct program *program)
+/* Says goodbye, and gives it a moment to be heard: the pool then knows that this was no accident. */
+static void leave(struct program *program)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a cache over a file-size limit is an error like a full disk */
-    program->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (program->signals < 0) {
-        return FL_FAIL(FL_NO_MEMORY, "signal descriptor: %s", strerror(errno));
+    const struct fl_clock clock = fl_clock_monotonic();
+    struct transport *transport = program->transport;
+    const uint64_t deadline_ns = fl_clock_now(&clock) + leave_wait_ns;
+    struct pollfd fd = {.fd = transport->ops->fd(transport), .events = POLLIN};
+    node_leave(program->node);
+    for (;;) {
+        uint64_t next_ns = 0;
+        (void)!node_wire_poll(program->node, &next_ns);
+        const uint64_t now_ns = fl_clock_now(&clock);
+        if (node_left(program->node) || now_ns >= deadline_ns) {
+            return;
+        }
+        if (transport->ops->arm(transport) == FL_OK) {
+            next_ns = next_ns < deadline_ns ? next_ns : deadline_ns;
+            (void)poll(&fd, 1, timeout_ms(now_ns, next_ns));
+        }
     }
-    return FL_OK;
 }
+
+/* Start-up ----------------------------------------------------------------------------------- */
 
 /* True when a signal came meanwhile. */
 static bool sleep_unless_stopped(struct program *program, uint64_t wait_ns)
@@ -235,7 +241,7 @@ static fl_status open_node(struct program *program)
 {
     const struct node_options *options = &program->options;
     struct node_config config = {.clock = fl_clock_monotonic()};
-    FL_TRY(catch_signals(program));
+    FL_TRY(fl_stop_signal_open(&program->signals));
     FL_TRY(program->mpi ? open_mpi(program, &config) : open_pool(program, &config));
     const struct device_host_config host = {.threads = options->threads, .isa = options->isa};
     FL_TRY(device_host_open(&host, &program->device));
@@ -327,6 +333,9 @@ static int run(struct program *program)
         _exit(EXIT_FAILED);
     }
     status = run_wire(program);
+    if (status == FL_CANCELLED) {
+        leave(program);
+    }
     const int exit_code = exit_code_of(program, status);
     atomic_store_explicit(&program->stopping, 1, memory_order_relaxed);
     wake_signal(node_wake(program->node, NODE_COMPUTE));
@@ -338,6 +347,8 @@ static int run(struct program *program)
 
 int main(int argc, char **argv)
 {
+    fl_stop_signal_block();   /* before anything else, so that none is lost */
+    signal(SIGXFSZ, SIG_IGN); /* a cache over a file-size limit is an error like a full disk */
     struct program program = {.signals = -1, .mpi = bootstrap_mpi_present()};
     fl_log_init("firstlight-node", fl_log_level_from_env(FL_LOG_INFO));
     if (node_options_parse(argc, argv, program.mpi, &program.options) != FL_OK) {

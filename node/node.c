@@ -104,6 +104,16 @@ bool node_joined(const struct node *node)
     return courier_joined(node->courier);
 }
 
+void node_leave(struct node *node)
+{
+    courier_leave(node->courier);
+}
+
+bool node_left(const struct node *node)
+{
+    return courier_left(node->courier);
+}
+
 bool node_compute_step(struct node *node)
 {
     return compute_step(node->compute);

@@ -52,6 +52,10 @@ FL_MUST_CHECK fl_status node_wire_poll(struct node *node, uint64_t *out_next_ns)
 const char *node_text(const struct node *node);
 bool node_joined(const struct node *node);
 
+/* As courier_leave() and courier_left(). */
+void node_leave(struct node *node);
+bool node_left(const struct node *node);
+
 /* False when there was nothing to do: wait for the part's wake. */
 bool node_compute_step(struct node *node);
 bool node_load_step(struct node *node);

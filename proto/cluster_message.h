@@ -192,7 +192,7 @@ struct fl_progress {
 };
 
 struct fl_failure {
-    uint64_t plan_id;    /* 0: from the coordinator, a JOIN is refused */
+    uint64_t plan_id;    /* 0: no plan: a JOIN is refused, or a node says that it leaves */
     uint64_t request_id; /* 0: the whole plan is broken on this node */
     uint32_t code;       /* fl_status */
     char text[FL_ERROR_TEXT_MAX];

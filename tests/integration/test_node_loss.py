@@ -122,6 +122,33 @@ def the_same_name_twice_is_refused():
         assert pool.nodes["box1"].alive()
 
 
+def stopped_while_it_starts():
+    """A signal that comes before the doors are open ends a program like any other."""
+    with cluster.Pool(nodes=0) as pool:
+        lines = ([cluster.program("firstlight-coordinator"), "--listen", "127.0.0.1:0", "--client-listen", "127.0.0.1:0",
+                  "--models", pool.folder], [*pool.node_line("brief"), "--join", pool.join])
+        for line in lines:
+            for number, delay in enumerate((0.02, 0.03, 0.05, 0.1)):
+                brief = pool.start(f"brief{number}", line)
+                time.sleep(delay)  # the dynamic loader's; before main() nothing can be done
+                assert brief.stop() == 0, (line[0], delay, brief.popen.returncode, brief.log())
+
+
+def stopped_on_purpose_is_no_loss():
+    cluster.need_model(MODEL)
+    with cluster.Pool(nodes=2) as pool:
+        answer_of(pool).json()
+        assert pool.nodes["box1"].stop() == 0
+        cluster.wait_until(lambda: pool.status().get("nodes", [{}])[0].get("name") == "box2", 5, "box1 is listed no more")
+        assert "node box1 left" in pool.coordinator.log() and "lost" not in pool.coordinator.log()
+        assert [stage["node"] for stage in answer_of(pool).json()["stages"]] == ["box2"]
+        running = pool.client("generate", "--model", MODEL, "--prompt", "Count:", "--max-tokens", "2000", "--ignore-end")
+        assert running.stdout.read(1), "no text came"
+        pool.nodes["box2"].stop()
+        _, err = running.communicate(timeout=30)
+        assert running.returncode == 1 and "node box2 was stopped" in err.decode(), err
+
+
 def two_coordinators_on_one_port():
     with cluster.Pool(nodes=1) as pool:
         for arguments in (["--listen", pool.join, "--client-listen", "127.0.0.1:0"],
@@ -145,5 +172,6 @@ def no_node_at_all():
 if __name__ == "__main__":
     cluster.main([killed_in_decode, killed_in_prefill, killed_in_load, comes_back_after_a_restart,
                   restarted_at_once_is_not_taken_for_its_former_self, nodes_come_before_the_coordinator,
-                  coordinator_restarts_on_the_same_ports, the_same_name_twice_is_refused, two_coordinators_on_one_port,
+                  coordinator_restarts_on_the_same_ports, the_same_name_twice_is_refused, stopped_while_it_starts,
+                  stopped_on_purpose_is_no_loss, two_coordinators_on_one_port,
                   no_node_at_all])

@@ -195,12 +195,18 @@ class Pool:
         answer = self.run("status", "--json", timeout=20)
         return json.loads(answer.out) if answer.status == 0 else {}
 
-    def ready(self):
-        return sorted(node["name"] for node in self.status().get("nodes", []) if node["state"] != "lost")
+    def ready(self, status=None):
+        nodes = (status or self.status()).get("nodes", [])
+        return sorted(node["name"] for node in nodes if node["state"] != "lost")
+
+    def joined(self, nodes):
+        """True when the coordinator answers and has that many nodes, be it none."""
+        status = self.status()
+        return bool(status) and len(self.ready(status)) == nodes
 
     def wait_for(self, nodes, seconds=30):
         try:
-            wait_until(lambda: len(self.ready()) == nodes, seconds, f"{nodes} nodes joined")
+            wait_until(lambda: self.joined(nodes), seconds, f"{nodes} nodes joined")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
