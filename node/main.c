@@ -234,6 +234,7 @@ static fl_status open_mpi(struct program *program, struct node_config *config)
     program->key = bootstrap.key;
     program->has_key = true;
     free(bootstrap.addresses);
+    node_options_number(&program->options, bootstrap.rank);
     return FL_OK;
 }
 

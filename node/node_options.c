@@ -64,7 +64,8 @@ void node_options_help(void)
         "  firstlight-node --join HOST:PORT [options]\n"
         "\n"
         "  --join HOST:PORT      the coordinator; tried again until it is there\n"
-        "  --name NAME           how the pool calls this machine (default: its host name)\n"
+        "  --name NAME           how the pool calls this machine (default: its host name; under\n"
+        "                        mpirun its host name and rank)\n"
         "  --listen HOST:PORT    where other nodes reach this one (default: loopback for a\n"
         "                        coordinator on loopback, else the address that leads there)\n"
         "  --models DIR          model files on this machine; without, or when a model is not in\n"
@@ -219,6 +220,7 @@ static fl_status take_file(struct node_options *options, const struct topology_n
 {
     if (file->name[0] != '\0') {
         FL_TRY(parse_name(file->name, options->name));
+        options->named = true;
     }
     options->file = *file;
     options->join = given(options->file.join, NULL);
@@ -246,7 +248,7 @@ static fl_status take_option(struct node_options *options, int option, const cha
 {
     switch (option) {
     case FLAG_JOIN: options->join = value; return FL_OK;
-    case FLAG_NAME: return parse_name(value, options->name);
+    case FLAG_NAME: options->named = true; return parse_name(value, options->name);
     case FLAG_LISTEN: options->listen = value; return FL_OK;
     case FLAG_MODELS: options->models = value; return FL_OK;
     case FLAG_CACHE:
@@ -321,6 +323,17 @@ static fl_status parse(struct node_options *options, int argc, char **argv,
         options->memory = box->memory.value;
     }
     return FL_OK;
+}
+
+void node_options_number(struct node_options *options, uint32_t rank)
+{
+    char suffix[16];
+    if (options->named) {
+        return;
+    }
+    const int size = snprintf(suffix, sizeof(suffix), "-%" PRIu32, rank);
+    const size_t host_size = strnlen(options->name, sizeof(options->name) - 1 - (size_t)size);
+    memcpy(options->name + host_size, suffix, (size_t)size + 1);
 }
 
 fl_status node_options_parse(int argc, char **argv, bool mpi, struct node_options *out)

@@ -30,6 +30,7 @@ struct node_options {
     bool help;
     bool version;
     char name[FL_NAME_MAX];
+    bool named; /* by a flag or the file; else after the host */
     char cache[PATH_MAX];
     struct topology_node file; /* of --config */
 };
@@ -37,6 +38,9 @@ struct node_options {
 /* Defaults, then what --config says, then flags.  FL_INVALID with a sentence for what cannot be used. */
 FL_MUST_CHECK fl_status node_options_parse(int argc, char **argv, bool mpi,
                                            struct node_options *out);
+
+/* Under mpirun several nodes may share a host: one that was given no name becomes HOST-RANK. */
+void node_options_number(struct node_options *options, uint32_t rank);
 
 void node_options_help(void);
 

@@ -118,6 +118,23 @@ static void flags_override_the_file_and_a_boxs_entry_the_general_one(void)
     CHECK(strcmp(said.join, "other:1") == 0);
 }
 
+static void under_mpirun_a_rank_is_added_to_a_name_nobody_gave(void)
+{
+    CHECK_EQ(PARSE(&options, "--join=a:1"), FL_OK);
+    snprintf(options.name, sizeof(options.name), "box");
+    node_options_number(&options, 12);
+    CHECK(strcmp(options.name, "box-12") == 0);
+
+    memset(options.name, 'x', sizeof(options.name) - 1);
+    node_options_number(&options, UINT32_MAX);
+    CHECK_EQ(strlen(options.name), sizeof(options.name) - 1);
+    CHECK(strcmp(strchr(options.name, '-'), "-4294967295") == 0);
+
+    CHECK_EQ(PARSE(&options, "--join=a:1", "--name", "mine"), FL_OK);
+    node_options_number(&options, 1);
+    CHECK(strcmp(options.name, "mine") == 0);
+}
+
 static const struct test_case cases[] = {
     {"node options: defaults are sensible", defaults_are_sensible},
     {"node options: flags are taken", flags_are_taken},
@@ -125,6 +142,8 @@ static const struct test_case cases[] = {
      what_cannot_be_used_is_refused_in_words},
     {"node options: flags override the file, and a box's entry the general one",
      flags_override_the_file_and_a_boxs_entry_the_general_one},
+    {"node options: under mpirun a rank is added to a name nobody gave",
+     under_mpirun_a_rank_is_added_to_a_name_nobody_gave},
 };
 
 TEST_MAIN(cases)
