@@ -698,6 +698,7 @@ static uint64_t close_overdue(struct client_server *server)
 uint64_t client_server_poll(struct client_server *server)
 {
     struct epoll_event events[EVENT_BATCH];
+    const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG); /* clients hear of these */
     const int count = epoll_wait(server->epoll, events, EVENT_BATCH, 0);
     for (int i = 0; i < count; i++) {
         const uint32_t tag = events[i].data.u32;
@@ -707,5 +708,7 @@ uint64_t client_server_poll(struct client_server *server)
             serve(server, &server->clients[tag - CLIENT_SERVER_LISTENER_MAX], events[i].events);
         }
     }
-    return close_overdue(server);
+    const uint64_t next_ns = close_overdue(server);
+    (void)fl_fail_log_at(level);
+    return next_ns;
 }

@@ -350,7 +350,9 @@ void coordinator_client_gone(struct coordinator *coordinator, uint64_t client)
 unsigned coordinator_poll(struct coordinator *coordinator, uint64_t *out_next_ns)
 {
     uint64_t next_ns = UINT64_MAX;
+    const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG); /* clients hear of these */
     unsigned count = worker_collect(coordinator->worker);
+    (void)fl_fail_log_at(level);
     roster_hold(coordinator->roster, 1); /* until roster_poll() below */
     count += peer_poll(coordinator->peers, &next_ns);
     const uint64_t roster_ns = roster_poll(coordinator->roster);

@@ -91,6 +91,7 @@ static void refuse(struct coordinator *coordinator, uint64_t client, uint64_t id
         .id = id,
         .kind = FL_EVENT_ERROR,
         .as.error = {.code = (uint32_t)code, .text = text, .retry_ms = retry_ms}};
+    fl_log(FL_LOG_INFO, "request ended: %s", text);
     coordinator->config.event(coordinator->config.ctx, client, &event);
 }
 

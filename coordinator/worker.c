@@ -105,6 +105,7 @@ static void finish(struct worker *worker, struct job *job)
 static void *worker_main(void *arg)
 {
     struct worker *worker = arg;
+    (void)fl_fail_log_at(FL_LOG_DEBUG); /* whoever gave the job hears of it */
     for (;;) {
         pthread_mutex_lock(&worker->mutex);
         while (worker->waiting.first == NULL && !worker->stopping) {

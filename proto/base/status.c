@@ -8,6 +8,7 @@
 enum { LAST_ERROR_SIZE = 512 };
 
 static _Thread_local char last_error[LAST_ERROR_SIZE];
+static _Thread_local enum fl_log_level fail_level = FL_LOG_ERROR;
 
 const char *fl_status_text(fl_status status)
 {
@@ -36,6 +37,13 @@ const char *fl_last_error(void)
     return last_error;
 }
 
+enum fl_log_level fl_fail_log_at(enum fl_log_level level)
+{
+    const enum fl_log_level former = fail_level;
+    fail_level = level;
+    return former;
+}
+
 fl_status fl_fail(fl_status code, const char *file, int line, const char *format, ...)
 {
     FL_ASSERT(fl_status_scope(code) != FL_SCOPE_NONE);
@@ -46,6 +54,6 @@ fl_status fl_fail(fl_status code, const char *file, int line, const char *format
     va_end(args);
 
     fl_log(FL_LOG_DEBUG, "%s raised at %s:%d", fl_status_text(code), file, line);
-    fl_log(FL_LOG_ERROR, "%s", last_error);
+    fl_log(fl_status_scope(code) == FL_SCOPE_PROCESS ? FL_LOG_ERROR : fail_level, "%s", last_error);
     return code;
 }

@@ -27,6 +27,7 @@
 #define PROTO_BASE_STATUS_H
 
 #include "proto/base/check.h"
+#include "proto/base/log.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,6 +87,11 @@ const char *fl_last_error(void);
 
 fl_status fl_fail(fl_status code, const char *file, int line, const char *format, ...)
     FL_PRINTF(4, 5);
+
+/* From now on this thread's failures are logged at `level` (at first FL_LOG_ERROR), those of scope
+ * PROCESS excepted; returns the former level.  For work whose failures are answers: a client that
+ * asks for a model that is not there hears of it, and the log need not look as if something broke. */
+enum fl_log_level fl_fail_log_at(enum fl_log_level level);
 
 /* Forward any status but FL_OK to the caller. */
 #define FL_TRY(expr)                            \
