@@ -8,6 +8,7 @@
 #include "node/embedding_reader.h"
 #include "node/node.h"
 #include "pipeline/stage.h"
+#include "pipeline/stage_plan.h"
 #include "pipeline/weight_store.h"
 #include "proto/base/log.h"
 
@@ -209,7 +210,7 @@ static fl_status plan_open(struct compute *compute, struct compute_plan *entry)
     if (node_plan_stage(entry->plan)->has_embed) {
         const struct embedding_reader_config embed_config = {
             .manifest = &plan->manifest,
-            .rows_max = plan->chunk_rows,
+            .rows_max = stage_plan_row_max(plan),
             .fetches = compute->config.fetches,
             .loader_wake = compute->config.loader_wake,
             .compute_wake = compute->config.compute_wake,
