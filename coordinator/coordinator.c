@@ -337,6 +337,10 @@ void coordinator_request(struct coordinator *coordinator, uint64_t client,
 
 void coordinator_client_gone(struct coordinator *coordinator, uint64_t client)
 {
+    for (struct request *request = coordinator->requests; request != NULL;
+         request = request->next) {
+        request->muted = request->muted || request->client == client;
+    }
     for (struct request *request = coordinator->requests; request != NULL;) {
         if (request->client != client) {
             request = request->next;

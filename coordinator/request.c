@@ -63,6 +63,9 @@ static uint32_t count_of_client(const struct coordinator *coordinator, uint64_t 
 void request_event(struct coordinator *coordinator, const struct request *request,
                    struct fl_client_event *event)
 {
+    if (request->muted) {
+        return;
+    }
     event->id = request->id;
     coordinator->config.event(coordinator->config.ctx, request->client, event);
 }
@@ -103,7 +106,9 @@ void request_fail(struct coordinator *coordinator, struct request *request, fl_s
     snprintf(sentence, sizeof(sentence), "%s", text);
     struct placement *placement = request->sequence != NULL ? request->placement : NULL;
     generation_release(coordinator, request);
-    refuse(coordinator, request->client, request->id, code, sentence, retry_ms);
+    if (!request->muted) {
+        refuse(coordinator, request->client, request->id, code, sentence, retry_ms);
+    }
     request_free(coordinator, request);
     if (placement != NULL) {
         generation_admit(coordinator, placement);

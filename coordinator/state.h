@@ -71,6 +71,7 @@ struct request {
     uint64_t id; /* the client's */
     enum fl_request_kind kind;
     enum request_state state;
+    bool muted; /* its client is gone */
     uint64_t arrived_ns;
     enum fl_class class_;
     char model_name[FL_MODEL_NAME_MAX];
