@@ -22,6 +22,9 @@ enum {
 static const uint64_t retry_first_ns = 200 * FL_NS_PER_MS;
 static const uint64_t retry_max_ns = 2 * FL_NS_PER_S;
 static const uint64_t complain_ns = 30 * FL_NS_PER_S;
+/* A box that lost power and came back finds its name taken by its former self until the
+ * coordinator's heartbeats find that one gone. */
+static const uint64_t name_ns = 10 * FL_NS_PER_S;
 static const uint64_t held_ns = 30 * FL_NS_PER_S;
 static const uint64_t progress_ns = 50 * FL_NS_PER_MS;
 
@@ -78,6 +81,7 @@ struct courier {
     uint64_t retry_ns;    /* when to connect again */
     uint64_t retry_wait_ns;
     uint64_t complained_ns; /* 0: not since the link was last up */
+    uint64_t refused_ns;    /* first told that our name is taken; 0: not since we last joined */
     uint64_t plan_last;     /* highest plan id seen from this coordinator */
     fl_status final;        /* FL_OK: go on */
     char text[COURIER_TEXT_MAX];
@@ -359,6 +363,7 @@ static void on_welcome(struct courier *courier, const struct fl_welcome *welcome
     courier->incarnation = welcome->coordinator;
     courier->retry_wait_ns = retry_first_ns;
     courier->complained_ns = 0;
+    courier->refused_ns = 0;
     fl_log(FL_LOG_INFO, "node %s joined memory %.1f GiB threads %" PRIu32 " isa %s",
            courier->config.join.name,
            (double)courier->config.join.memory_budget / (1024.0 * 1024.0 * 1024.0),
@@ -367,7 +372,14 @@ static void on_welcome(struct courier *courier, const struct fl_welcome *welcome
 
 static void on_coordinator_failure(struct courier *courier, const struct fl_failure *failure)
 {
-    if (!courier->joined) {
+    const uint64_t now = now_of(courier);
+    if (!courier->joined && failure->code == FL_BUSY && courier->config.rejoin &&
+        (courier->refused_ns == 0 || now < courier->refused_ns + name_ns)) {
+        if (courier->refused_ns == 0) {
+            fl_log(FL_LOG_WARN, "%s; trying for some seconds", failure->text);
+            courier->refused_ns = now;
+        }
+    } else if (!courier->joined) {
         finish(courier, FL_DENIED, failure->text);
     } else {
         fl_log(FL_LOG_WARN, "coordinator says: %s", failure->text);
@@ -610,6 +622,10 @@ static void coordinator_down(struct courier *courier, fl_status why, const char 
     }
     if (!courier->config.rejoin) {
         finish(courier, FL_END, "the coordinator is gone");
+        return;
+    }
+    if (courier->refused_ns != 0) {
+        courier->retry_ns = now + retry_max_ns / 2; /* it was said why */
         return;
     }
     if (was_up) {
