@@ -78,6 +78,11 @@ uint64_t sim_random(struct sim_cluster *sim, uint64_t count)
     return count > 0 ? (z ^ (z >> 31)) % count : 0;
 }
 
+uint32_t sim_node_count(const struct sim_cluster *sim)
+{
+    return sim->config.node_count;
+}
+
 const char *sim_complaint(const struct sim_cluster *sim)
 {
     return sim->complaint[0] != '\0' ? sim->complaint : NULL;
@@ -99,6 +104,16 @@ FL_PRINTF(2, 3) static void complain(struct sim_cluster *sim, const char *format
 
 /* Clients ------------------------------------------------------------------------------------ */
 
+static bool all_joined(const struct sim_cluster *sim)
+{
+    for (uint32_t i = 0; i < sim->config.node_count; i++) {
+        if (sim->boxes[i].alive && !node_joined(sim->boxes[i].node)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool calm_now(const struct sim_cluster *sim)
 {
     for (uint32_t i = 0; i < sim->config.node_count; i++) {
@@ -111,7 +126,7 @@ static bool calm_now(const struct sim_cluster *sim)
             }
         }
     }
-    return sim->coordinator != NULL &&
+    return sim->coordinator != NULL && all_joined(sim) &&
            (sim->faults == 0 || sim_now(sim) > sim->fault_ns + aftermath_ns);
 }
 
@@ -136,6 +151,9 @@ static bool may_fail(const struct sim_cluster *sim, const struct sim_request *re
     if (request->kind == FL_REQUEST_UNLOAD &&
         (request->code == FL_BUSY || request->code == FL_NOT_FOUND)) {
         return true; /* in use, or not loaded */
+    }
+    if (request->cancelled && request->code == FL_CANCELLED) {
+        return true;
     }
     return !request->calm || request->turbulence != sim->faults;
 }
@@ -604,16 +622,6 @@ void sim_run(struct sim_cluster *sim, uint64_t duration_ns)
     while (sim_now(sim) < until_ns && sim->complaint[0] == '\0') {
         turn(sim, until_ns);
     }
-}
-
-static bool all_joined(const struct sim_cluster *sim)
-{
-    for (uint32_t i = 0; i < sim->config.node_count; i++) {
-        if (sim->boxes[i].alive && !node_joined(sim->boxes[i].node)) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static bool pending(const struct sim_cluster *sim)

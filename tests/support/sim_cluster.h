@@ -71,6 +71,7 @@ void sim_close(struct sim_cluster *sim);
 uint64_t sim_now(const struct sim_cluster *sim);
 /* Drawn from the seed, below `count`. */
 uint64_t sim_random(struct sim_cluster *sim, uint64_t count);
+uint32_t sim_node_count(const struct sim_cluster *sim);
 const char *sim_complaint(const struct sim_cluster *sim);
 
 /* Go on for so long, or until nothing is pending and all nodes have joined. */
