@@ -136,14 +136,9 @@ static fl_status read_split(const char *text, struct coordinator_settings *out)
 
 static fl_status read_level(const char *text, enum fl_log_level *out)
 {
-    static const char *const names[] = {"error", "warn", "info", "debug", "trace"};
-    for (int level = FL_LOG_ERROR; level <= FL_LOG_TRACE; level++) {
-        if (strcmp(text, names[level]) == 0) {
-            *out = (enum fl_log_level)level;
-            return FL_OK;
-        }
-    }
-    return FL_FAIL(FL_INVALID, "--log %s: error, warn, info, debug or trace is wanted", text);
+    return fl_log_level_named(text, out)
+               ? FL_OK
+               : FL_FAIL(FL_INVALID, "--log %s: error, warn, info, debug or trace is wanted", text);
 }
 
 static fl_status read_activations(const char *text, bool *out_f32)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coordinator/utf8.h"
+#include "proto/utf8.h"
 
 enum { ESCAPED_KEPT_SIZE = 64 << 10 };
 
@@ -103,7 +103,7 @@ fl_status spm_encode(struct spm *spm, const char *text, size_t size, bool lead_s
     FL_TRY(escape(spm, text, size, lead_space, &escaped_size));
     pair_merger_reset(merger);
     for (size_t at = 0; at < escaped_size;) {
-        const uint32_t step = utf8_size((unsigned char)spm->escaped[at]);
+        const uint32_t step = fl_utf8_size((unsigned char)spm->escaped[at]);
         FL_ASSERT(step > 0 && step <= escaped_size - at);
         FL_TRY(pair_merger_add(merger, (uint32_t)at, step, TOKEN_NONE));
         at += step;

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "coordinator/utf8.h"
+#include "proto/utf8.h"
 
 static const char replacement[] = "\xef\xbf\xbd"; /* U+FFFD */
 
@@ -19,7 +19,7 @@ fl_status text_stream_init(struct text_stream *stream, const struct tokenizer *t
             return FL_FAIL(FL_INVALID, "stop string %zu is %zu bytes long, 1 to %d are allowed",
                            i + 1, stops[i].size, (int)TEXT_STREAM_STOP_SIZE_MAX);
         }
-        if (utf8_valid_size(stops[i].data, stops[i].size) != stops[i].size) {
+        if (fl_utf8_valid_size(stops[i].data, stops[i].size) != stops[i].size) {
             return FL_FAIL(FL_INVALID, "stop string %zu is not UTF-8", i + 1);
         }
     }
@@ -51,15 +51,15 @@ static void drop_partial(struct text_stream *stream)
 static void take_byte(struct text_stream *stream, unsigned char byte)
 {
     if (stream->partial_size > 0 &&
-        !utf8_continues(stream->partial[0], stream->partial_size, byte)) {
+        !fl_utf8_continues(stream->partial[0], stream->partial_size, byte)) {
         drop_partial(stream);
     }
-    if (stream->partial_size == 0 && utf8_size(byte) == 0) {
+    if (stream->partial_size == 0 && fl_utf8_size(byte) == 0) {
         append(stream, replacement, sizeof(replacement) - 1);
         return;
     }
     stream->partial[stream->partial_size++] = byte;
-    if (stream->partial_size == utf8_size(stream->partial[0])) {
+    if (stream->partial_size == fl_utf8_size(stream->partial[0])) {
         append(stream, stream->partial, stream->partial_size);
         stream->partial_size = 0;
     }

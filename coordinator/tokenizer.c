@@ -7,7 +7,7 @@
 #include "coordinator/bpe.h"
 #include "coordinator/spm.h"
 #include "coordinator/token_list.h"
-#include "coordinator/utf8.h"
+#include "proto/utf8.h"
 
 enum { SPAN_KEPT_COUNT = 4096 };
 
@@ -318,7 +318,7 @@ fl_status tokenizer_encode_parts(struct tokenizer *tokenizer, const char *text, 
         return FL_FAIL(FL_TOO_LARGE, "tokenizer: the text is %zu bytes long, at most %d are read",
                        size, (int)TOKENIZER_TEXT_SIZE_MAX);
     }
-    const size_t valid_size = utf8_valid_size(text, size);
+    const size_t valid_size = fl_utf8_valid_size(text, size);
     if (valid_size != size) {
         return FL_FAIL(FL_INVALID,
                        "tokenizer: the text is not UTF-8: byte %zu (0x%02x) does not "

@@ -135,15 +135,11 @@ static fl_status parse_name(const char *text, char out[FL_NAME_MAX])
 
 static fl_status parse_log_level(const char *text, enum fl_log_level *out)
 {
-    static const char *const names[] = {"error", "warn", "info", "debug", "trace"};
-    for (int i = 0; i < (int)(sizeof(names) / sizeof(names[0])); i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *out = (enum fl_log_level)i;
-            return FL_OK;
-        }
-    }
-    return FL_FAIL(FL_INVALID, "--log is '%.40s'; error, warn, info, debug or trace would be right",
-                   text);
+    return fl_log_level_named(text, out)
+               ? FL_OK
+               : FL_FAIL(FL_INVALID,
+                         "--log is '%.40s'; error, warn, info, debug or trace would be right",
+                         text);
 }
 
 static void default_name(char out[FL_NAME_MAX])

@@ -1,45 +1,49 @@
 #include "proto/utf8.h"
 
-#include <stdint.h>
-
-/* Bytes of the character at text [size], 0 when it is none. */
-static size_t character_size(const unsigned char *text, size_t size)
+uint32_t fl_utf8_size(unsigned char lead)
 {
-    const unsigned char lead = text[0];
     if (lead < 0x80) {
         return 1;
     }
-    if (lead < 0xc2 || lead > 0xf4) {
-        return 0;
+    if (lead >= 0xc2 && lead <= 0xdf) {
+        return 2;
     }
-    const size_t want = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-    if (want > size) {
-        return 0;
+    if (lead >= 0xe0 && lead <= 0xef) {
+        return 3;
     }
-    /* The second byte alone tells overlong forms, surrogates and what is above U+10FFFF. */
-    const unsigned char low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    const unsigned char high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    if (text[1] < low || text[1] > high) {
-        return 0;
+    return lead >= 0xf0 && lead <= 0xf4 ? 4 : 0;
+}
+
+bool fl_utf8_continues(unsigned char lead, uint32_t index, unsigned char next)
+{
+    unsigned char low = 0x80;
+    unsigned char high = 0xbf;
+    if (index == 1) { /* the second byte rules out long forms, surrogates and > U+10FFFF */
+        low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : low;
+        high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : high;
     }
-    for (size_t i = 2; i < want; i++) {
-        if ((text[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    return want;
+    return next >= low && next <= high;
 }
 
 size_t fl_utf8_valid_size(const void *data, size_t size)
 {
-    const unsigned char *text = data;
-    size_t valid = 0;
-    while (valid < size) {
-        const size_t step = character_size(text + valid, size - valid);
-        if (step == 0) {
-            break;
+    const unsigned char *bytes = data;
+    size_t at = 0;
+    while (at < size) {
+        if (bytes[at] < 0x80) {
+            at++;
+            continue;
         }
-        valid += step;
+        const uint32_t want = fl_utf8_size(bytes[at]);
+        if (want == 0 || want > size - at) {
+            return at;
+        }
+        for (uint32_t i = 1; i < want; i++) {
+            if (!fl_utf8_continues(bytes[at], i, bytes[at + i])) {
+                return at;
+            }
+        }
+        at += want;
     }
-    return valid;
+    return size;
 }

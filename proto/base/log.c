@@ -17,15 +17,22 @@ void fl_log_init(const char *program, enum fl_log_level level)
     log_level = level;
 }
 
+bool fl_log_level_named(const char *name, enum fl_log_level *out)
+{
+    for (int level = FL_LOG_ERROR; level <= FL_LOG_TRACE; level++) {
+        if (strcmp(name, level_names[level]) == 0) {
+            *out = (enum fl_log_level)level;
+            return true;
+        }
+    }
+    return false;
+}
+
 enum fl_log_level fl_log_level_from_env(enum fl_log_level fallback)
 {
     const char *wanted = getenv("FIRSTLIGHT_LOG");
-    for (int level = FL_LOG_ERROR; wanted != NULL && level <= FL_LOG_TRACE; level++) {
-        if (strcmp(wanted, level_names[level]) == 0) {
-            return (enum fl_log_level)level;
-        }
-    }
-    return fallback;
+    enum fl_log_level level = fallback;
+    return wanted != NULL && fl_log_level_named(wanted, &level) ? level : fallback;
 }
 
 /* What vsnprintf stored, given what it wanted to store. */

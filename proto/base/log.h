@@ -10,6 +10,8 @@
 #ifndef PROTO_BASE_LOG_H
 #define PROTO_BASE_LOG_H
 
+#include <stdbool.h>
+
 #include "proto/base/check.h"
 
 #ifdef __cplusplus
@@ -31,7 +33,10 @@ enum fl_log_level {
 /* Lines above `level` are dropped.  `program` (borrowed for ever, "" for none) starts each line. */
 void fl_log_init(const char *program, enum fl_log_level level);
 
-/* The level FIRSTLIGHT_LOG names (error, warn, info, debug, trace), else `fallback`. */
+/* The level that `name` is (error, warn, info, debug, trace); false when it is none. */
+bool fl_log_level_named(const char *name, enum fl_log_level *out);
+
+/* The level FIRSTLIGHT_LOG names else `fallback`. */
 enum fl_log_level fl_log_level_from_env(enum fl_log_level fallback);
 
 void fl_log(enum fl_log_level level, const char *format, ...) FL_PRINTF(2, 3);

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coordinator/utf8.h"
 #include "proto/base/log.h"
+#include "proto/utf8.h"
 #include "tests/support/vocabulary_fixture.h"
 
 enum { STOPS = 2, TEXT_MAX = 1 << 20 };
@@ -34,7 +34,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 static size_t add(char *text, size_t size, struct gguf_string part)
 {
     FL_ASSERT(part.size <= TEXT_MAX - size);
-    FL_ASSERT(utf8_valid_size(part.data, part.size) == part.size);
+    FL_ASSERT(fl_utf8_valid_size(part.data, part.size) == part.size);
     memcpy(text + size, part.data, part.size);
     return size + part.size;
 }
@@ -80,7 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t stop_count = 0;
     for (; stop_count < STOPS && size > 0; stop_count++) {
         const size_t wanted = 1 + data[0] % 8;
-        if (size - 1 < wanted || utf8_valid_size((const char *)data + 1, wanted) != wanted) {
+        if (size - 1 < wanted || fl_utf8_valid_size(data + 1, wanted) != wanted) {
             break;
         }
         stops[stop_count] = (struct gguf_string){(const char *)data + 1, wanted};

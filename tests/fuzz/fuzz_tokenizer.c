@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coordinator/utf8.h"
 #include "proto/base/log.h"
+#include "proto/utf8.h"
 #include "tests/support/vocabulary_fixture.h"
 
 static const char *const pres[] = {"default", "gpt-2", "llama-bpe", "qwen2", "smollm"};
@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     FL_ASSERT(ids != NULL);
     const fl_status status = tokenizer_encode_parts(tokenizer, text, text_size, flags, &plain, 1,
                                                     ids, text_size + 1, &count);
-    if (utf8_valid_size(text, text_size) != text_size) {
+    if (fl_utf8_valid_size(text, text_size) != text_size) {
         FL_ASSERT(status == FL_INVALID);
     } else {
         FL_ASSERT(status == FL_OK);

@@ -1,7 +1,7 @@
 /* Text stream: whole characters only, stop strings across tokens, nothing lost at the end. */
 #include "coordinator/text_stream.h"
 
-#include "coordinator/utf8.h"
+#include "proto/utf8.h"
 #include "tests/harness.h"
 #include "tests/support/vocabulary_fixture.h"
 
@@ -41,7 +41,7 @@ static void fixture_close(struct fixture *f)
 static void take(struct fixture *f, struct gguf_string text)
 {
     CHECK(f->said_size + text.size < TEXT_MAX);
-    CHECK_EQ(utf8_valid_size(text.data, text.size), text.size);
+    CHECK_EQ(fl_utf8_valid_size(text.data, text.size), text.size);
     memcpy(f->last, text.data, text.size);
     f->last[text.size] = '\0';
     memcpy(f->said + f->said_size, text.data, text.size);
