@@ -24,8 +24,10 @@
 #include "coordinator/vocabulary.h"
 #include "pipeline/gguf.h"
 #include "proto/base/status.h"
+#include "proto/client_message.h"
 
-enum { TOKENIZER_TEXT_SIZE_MAX = 1 << 20 };
+/* As much as a client may send: encoding it takes about 50 MiB of scratch memory. */
+enum { TOKENIZER_TEXT_SIZE_MAX = FL_PROMPT_SIZE_MAX };
 
 enum tokenizer_flag {
     TOKENIZER_ADD_SPECIAL = 1 << 0,   /* BOS and EOS where the model has them */

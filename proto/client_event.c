@@ -489,8 +489,8 @@ static fl_status take_status(const Firstlight__Status *message, struct fl_arena 
 
 static fl_status take_tokens(const Firstlight__Tokens *message, struct fl_client_event *out)
 {
-    /* A text has at most one token per byte, and a BOS. */
-    FL_TRY(fl_field_range("token count", message->n_ids, 0, FL_PROMPT_SIZE_MAX + 1));
+    /* A text has at most one token per byte, and a few that the model adds. */
+    FL_TRY(fl_field_range("token count", message->n_ids, 0, FL_PROMPT_SIZE_MAX + 16));
     out->as.tokens.count = (uint32_t)message->n_ids;
     out->as.tokens.ids = message->ids; /* in the arena already */
     return FL_OK;

@@ -243,6 +243,10 @@ static fl_status take_chat(const Firstlight__Generate *message, struct fl_arena 
         if (chat->role == NULL) {
             return FL_FAIL(FL_PROTOCOL, "role '%s' is none of system, user, assistant", role);
         }
+        if (message->messages[i]->content.len > left) {
+            return FL_FAIL(FL_PROTOCOL, "the messages have more than %d bytes together, the limit",
+                           FL_PROMPT_SIZE_MAX);
+        }
         FL_TRY(take_bytes("message content", &message->messages[i]->content, left, &chat->content));
         left -= chat->content.size;
     }

@@ -34,7 +34,7 @@ extern "C" {
 enum {
     FL_CLIENT_VERSION = 1,
     FL_CLIENT_MESSAGE_MAX = 8 << 20,
-    FL_PROMPT_SIZE_MAX = 4 << 20,
+    FL_PROMPT_SIZE_MAX = 1 << 20, /* what is tokenised in bounded memory */
     FL_STOP_STRING_MAX = 8,
     FL_STOP_STRING_SIZE_MAX = 256,
     FL_CHAT_MESSAGE_MAX = 1024,

@@ -212,7 +212,7 @@ def test_tokenize():
     check(got.text == "a\0ü\n" and got.special and got.no_bos, got)
     check(run(coordinator, *words, stdin=b"").stdout == b"1 0 300\n", "plain ids")
     one_line(run(coordinator, *words, stdin=b"ab\xc3"), 1, "standard input is not UTF-8 at byte 2")
-    one_line(run(coordinator, *words, stdin=b"x" * ((4 << 20) + 1)), 1, "4194304")
+    one_line(run(coordinator, *words, stdin=b"x" * ((1 << 20) + 1)), 1, "1048576")
 
 
 def test_queries():

@@ -6,9 +6,9 @@
 
 #include "tests/harness.h"
 
-static unsigned char arena_memory[1 << 20];
-static unsigned char scratch_memory[1 << 20];
-static unsigned char packed[1 << 16];
+static unsigned char arena_memory[1 << 22];
+static unsigned char scratch_memory[1 << 22];
+static unsigned char packed[1 << 21];
 
 static struct fl_client_request request_out;
 static struct fl_client_event event_out;
@@ -264,6 +264,26 @@ static void test_bad_input(void)
     request_refused(&in, "role 'tool'");
     message = (struct fl_chat_message){"user", {"\x80", 1}};
     request_refused(&in, "content is not UTF-8");
+}
+
+static void test_a_prompt_has_a_limit(void)
+{
+    static char long_text[FL_PROMPT_SIZE_MAX + 1];
+    memset(long_text, 'x', sizeof(long_text));
+    struct fl_client_request in = good_generate();
+    in.as.generate.prompt = text(long_text, FL_PROMPT_SIZE_MAX);
+    request_round_trip(&in);
+    in.as.generate.prompt = text(long_text, FL_PROMPT_SIZE_MAX + 1);
+    request_refused(&in, "prompt has 1048577 bytes, the limit is 1048576");
+    /* All messages of a conversation together. */
+    struct fl_chat_message messages[] = {{"user", {long_text, FL_PROMPT_SIZE_MAX}},
+                                         {"assistant", {"x", 1}}};
+    in.as.generate.prompt = (struct fl_text){0};
+    in.as.generate.messages = messages;
+    in.as.generate.message_count = 2;
+    request_refused(&in, "more than 1048576 bytes together");
+    in.as.generate.message_count = 1;
+    request_round_trip(&in);
 }
 
 static void test_bad_fields(void)
@@ -643,6 +663,7 @@ static const struct test_case cases[] = {
     {"client_message: sampling left out means greedy", test_generate_defaults},
     {"client_message: the other requests come back with every field", test_other_requests},
     {"client_message: wrong inputs are refused with the request's id", test_bad_input},
+    {"client_message: a prompt has a limit, all messages together too", test_a_prompt_has_a_limit},
     {"client_message: wrong fields are refused by name", test_bad_fields},
     {"client_message: another version is refused by name, garbage as garbage", test_version},
     {"client_message: done comes back with every field", test_done},
