@@ -194,7 +194,7 @@ static void on_down(void *ctx, transport_link link, fl_status why, const char *t
     (void)why;
     file_server_link_down(coordinator->files, link);
     struct roster_node *node = roster_link_down(coordinator->roster, link);
-    if (node == NULL) {
+    if (node == NULL || coordinator->leaving) {
         return;
     }
     char sentence[STATE_TEXT_MAX];
@@ -308,6 +308,19 @@ void coordinator_end_requests(struct coordinator *coordinator, const char *text)
     while (coordinator->requests != NULL) {
         request_fail(coordinator, coordinator->requests, FL_CANCELLED, text, 0);
     }
+}
+
+void coordinator_leave(struct coordinator *coordinator)
+{
+    coordinator->leaving = true;
+    for (uint32_t i = 0; i < ROSTER_NODE_MAX; i++) {
+        roster_hang_up(coordinator->roster, roster_at(coordinator->roster, i));
+    }
+}
+
+bool coordinator_alone(const struct coordinator *coordinator)
+{
+    return roster_ready_count(coordinator->roster) == 0;
 }
 
 void coordinator_close(struct coordinator *coordinator)

@@ -90,6 +90,11 @@ struct worker *coordinator_worker(struct coordinator *coordinator);
 /* Ends every request with this sentence. */
 void coordinator_end_requests(struct coordinator *coordinator, const char *text);
 
+/* Hang up on the nodes, which hear that it was on purpose; poll until alone(), or until the caller
+ * has waited enough. */
+void coordinator_leave(struct coordinator *coordinator);
+bool coordinator_alone(const struct coordinator *coordinator);
+
 #ifdef __cplusplus
 }
 #endif

@@ -15,6 +15,8 @@
 #include "proto/network_address.h"
 #include "proto/pool_key.h"
 
+static const uint64_t leave_wait_ns = 300 * FL_NS_PER_MS;
+
 struct program {
     struct settings settings;
     bool has_key;
@@ -167,6 +169,26 @@ static void serve(struct program *program)
     }
 }
 
+/* Gives the goodbye to the nodes a moment to leave. */
+static void leave(struct program *program)
+{
+    const struct transport_ops *ops = program->transport->ops;
+    const struct fl_clock clock = fl_clock_monotonic();
+    const uint64_t deadline_ns = fl_clock_now(&clock) + leave_wait_ns;
+    struct pollfd fd = {.fd = ops->fd(program->transport), .events = POLLIN};
+    coordinator_leave(program->coordinator);
+    for (uint64_t now_ns = 0; now_ns < deadline_ns; now_ns = fl_clock_now(&clock)) {
+        uint64_t next_ns = UINT64_MAX;
+        const unsigned happened = coordinator_poll(program->coordinator, &next_ns);
+        if (coordinator_alone(program->coordinator)) {
+            return;
+        }
+        next_ns = next_ns < deadline_ns ? next_ns : deadline_ns;
+        const bool quiet = happened == 0 && ops->arm(program->transport) == FL_OK;
+        (void)poll(&fd, 1, quiet ? wait_ms(next_ns, fl_clock_now(&clock)) : 0);
+    }
+}
+
 static void close_program(struct program *program)
 {
     /* Clients hear why before their sockets close, and are gone before the coordinator is. */
@@ -175,6 +197,9 @@ static void close_program(struct program *program)
     }
     client_server_close(program->clients);
     program->clients = NULL;
+    if (program->coordinator != NULL) {
+        leave(program);
+    }
     coordinator_close(program->coordinator);
     if (program->transport != NULL) {
         program->transport->ops->close(program->transport);

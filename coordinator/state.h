@@ -112,6 +112,7 @@ struct coordinator {
     struct coordinator_config config;
     uint64_t incarnation;
     uint64_t started_ns;
+    bool leaving;
     struct peer_table *peers;
     struct worker *worker;
     struct roster *roster;

@@ -1,6 +1,7 @@
 #include "coordinator/summary.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "coordinator/placement.h"
 #include "coordinator/request.h"
@@ -25,6 +26,13 @@ static const char *node_state(const struct coordinator *coordinator, const struc
     return "ready";
 }
 
+static int by_name(const void *a, const void *b)
+{
+    const struct fl_node_summary *left = a;
+    const struct fl_node_summary *right = b;
+    return strcmp(left->name, right->name);
+}
+
 static uint32_t describe_nodes(struct coordinator *coordinator, struct fl_node_summary *out)
 {
     uint32_t count = 0;
@@ -45,6 +53,7 @@ static uint32_t describe_nodes(struct coordinator *coordinator, struct fl_node_s
                                      .memory_used = node->memory_used,
                                      .heartbeat_ms = (double)round_trip / (double)FL_NS_PER_MS};
     }
+    qsort(out, count, sizeof(*out), by_name);
     return count;
 }
 

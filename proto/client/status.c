@@ -96,7 +96,7 @@ static void print_nodes(const struct fl_client_event *event)
         printf("no nodes have joined: start them with firstlight-node --join HOST:PORT\n");
         return;
     }
-    printf("%-16s  %-8s  %-22s  %-8s  %7s  %11s  %11s  %9s\n", "node", "state", "address", "cpu",
+    printf("%-16s  %-8s  %-23s  %-8s  %7s  %11s  %11s  %9s\n", "node", "state", "address", "cpu",
            "threads", "memory used", "budget", "heartbeat");
     for (uint32_t i = 0; i < event->as.status.node_count; i++) {
         const struct fl_node_summary *node = &event->as.status.nodes[i];
@@ -110,7 +110,7 @@ static void print_nodes(const struct fl_client_event *event)
         if (node->heartbeat_ms > 0) {
             snprintf(heartbeat, sizeof(heartbeat), "%.2f ms", node->heartbeat_ms);
         }
-        printf("%-16s  %-8s  %-22s  %-8s  %7" PRIu32 "  %11s  %11s  %9s\n",
+        printf("%-16s  %-8s  %-23s  %-8s  %7" PRIu32 "  %11s  %11s  %9s\n",
                plain_text(node->name, name, sizeof(name)),
                plain_text(node->state, state, sizeof(state)),
                plain_text(node->address, address, sizeof(address)),
@@ -124,8 +124,8 @@ static void print_loaded(const struct fl_loaded_summary *loaded)
 {
     char name[CELL_SIZE];
     char state[CELL_SIZE];
-    printf("\n%s: %s, context %" PRIu32 ", %" PRIu32 " of %" PRIu32 " KV blocks used, %" PRIu32
-           " conversations kept, %" PRIu32 " running, %" PRIu32 " queued\n",
+    printf("\n%s: %s, context %" PRIu32 ", KV blocks %" PRIu32 " of %" PRIu32
+           ", conversations %" PRIu32 ", running %" PRIu32 ", queued %" PRIu32 "\n",
            plain_text(loaded->model, name, sizeof(name)),
            plain_text(loaded->state, state, sizeof(state)), loaded->context, loaded->kv_blocks_used,
            loaded->kv_blocks_total, loaded->sequences_kept, loaded->requests_running,
