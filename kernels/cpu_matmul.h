@@ -39,6 +39,9 @@ struct product {
     float *out;
 };
 
+/* One function per type: a block's weights as floats, out [32] registers. */
+typedef void floats_fn(const uint8_t *group, uint32_t block, int part, vf *out);
+
 static ALWAYS_INLINE int quant_bits(enum fl_dtype dtype)
 {
     switch (dtype) {
@@ -246,36 +249,48 @@ static ALWAYS_INLINE void tile_q8(enum fl_dtype dtype, const struct product *p, 
     }
 }
 
-/* The same with float activations, columns ascending. */
-static ALWAYS_INLINE void tile_f32(enum fl_dtype dtype, const struct product *p, int tile_rows,
+/* The weights of a block as floats, [32] registers: what float activations are multiplied with. */
+static ALWAYS_INLINE void block_floats(enum fl_dtype dtype, const uint8_t *group, uint32_t block,
+                                       int part, vf out[MATRIX_BLOCK])
+{
+    const struct layout_block at = layout_block_at(dtype, block);
+    const vi offset = vi_set(-quant_offset(dtype));
+    vf scale[2], min;
+    block_scales(dtype, group, &at, part, scale, &min);
+    UNROLL
+    for (int j = 0; j < MATRIX_BLOCK / 4; j++) {
+        const vi operand = block_operand(dtype, group, &at, part, j);
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const vi word = vi_shift_left(operand, 24 - i * 8);
+            const vi quant =
+                dtype == FL_DTYPE_Q8_0 ? vi_shift_right_signed(word, 24) : vi_shift_right(word, 24);
+            const vf w = vf_mul(vf_from_int(vi_add(quant, offset)), scale[j / 4]);
+            out[4 * j + i] = matrix_has_min(dtype) ? vf_add(w, min) : w;
+        }
+    }
+}
+
+/* Float activations, columns ascending.  The types share this code: an unpacked block goes through
+ * the first-level cache. */
+static ALWAYS_INLINE void tile_f32(floats_fn *unpack, const struct product *p, int tile_rows,
                                    int part)
 {
     const size_t columns = p->x->columns;
     const float *a = p->x->f32 + p->first * columns;
-    const vi offset = vi_set(-quant_offset(dtype));
     vf acc[SIMD_TILE_ROWS];
+    vf w[MATRIX_BLOCK];
     UNROLL
     for (int t = 0; t < tile_rows; t++) {
         acc[t] = vf_set(0.0f);
     }
     for (uint32_t b = 0; b < columns / MATRIX_BLOCK; b++) {
-        const struct layout_block at = layout_block_at(dtype, b);
-        vf scale[2], min;
-        block_scales(dtype, p->group, &at, part, scale, &min);
-        UNROLL
+        unpack(p->group, b, part, w);
         for (int c = 0; c < MATRIX_BLOCK; c++) {
-            const vi operand = block_operand(dtype, p->group, &at, part, c / 4);
-            const vi word = vi_shift_left(operand, 24 - c % 4 * 8);
-            const vi quant =
-                dtype == FL_DTYPE_Q8_0 ? vi_shift_right_signed(word, 24) : vi_shift_right(word, 24);
-            vf w = vf_mul(vf_from_int(vi_add(quant, offset)), scale[c / MATRIX_HALF_BLOCK]);
-            if (matrix_has_min(dtype)) {
-                w = vf_add(w, min);
-            }
             UNROLL
             for (int t = 0; t < tile_rows; t++) {
                 const size_t k = (size_t)b * MATRIX_BLOCK + (size_t)c;
-                acc[t] = vf_fma(w, vf_set(a[(size_t)t * columns + k]), acc[t]);
+                acc[t] = vf_fma(w[c], vf_set(a[(size_t)t * columns + k]), acc[t]);
             }
         }
     }
@@ -339,80 +354,96 @@ static ALWAYS_INLINE void tile_float(enum fl_dtype dtype, const struct product *
     }
 }
 
-/* A whole tile of `tile_rows` activations with weights and mode known to the compiler. */
-static ALWAYS_INLINE void tile(enum fl_dtype dtype, enum activation_mode mode,
-                               const struct product *p, int tile_rows)
+static ALWAYS_INLINE bool is_float(enum fl_dtype dtype)
 {
-    if (dtype == FL_DTYPE_F32 || dtype == FL_DTYPE_F16 || dtype == FL_DTYPE_BF16) {
-        tile_float(dtype, p, tile_rows, 1);
-    } else if (mode == ACTIVATION_F32) {
-        for (int part = 0; part < SIMD_PARTS; part++) {
-            tile_f32(dtype, p, tile_rows, part);
-        }
+    return dtype == FL_DTYPE_F32 || dtype == FL_DTYPE_F16 || dtype == FL_DTYPE_BF16;
+}
+
+/* `tile_rows` activations times `groups` groups, with everything known to the compiler. */
+static ALWAYS_INLINE void tile(enum fl_dtype dtype, const struct product *p, int groups,
+                               int tile_rows)
+{
+    if (is_float(dtype)) {
+        tile_float(dtype, p, tile_rows, groups);
     } else {
-        tile_q8(dtype, p, 1, tile_rows);
+        tile_q8(dtype, p, groups, tile_rows);
     }
 }
 
 /* Activations p->first .. p->first + count - 1 times one group. */
-static ALWAYS_INLINE void group_product(enum fl_dtype dtype, enum activation_mode mode,
-                                        struct product *p, uint32_t count)
+static ALWAYS_INLINE void group_product(enum fl_dtype dtype, struct product *p, uint32_t count)
 {
     uint32_t left = count;
     while (left >= SIMD_TILE_ROWS) {
-        tile(dtype, mode, p, SIMD_TILE_ROWS);
+        tile(dtype, p, 1, SIMD_TILE_ROWS);
         p->first += SIMD_TILE_ROWS;
         left -= SIMD_TILE_ROWS;
     }
     while (left >= 2) {
-        tile(dtype, mode, p, 2);
+        tile(dtype, p, 1, 2);
         p->first += 2;
         left -= 2;
     }
     if (left > 0) {
-        tile(dtype, mode, p, 1);
+        tile(dtype, p, 1, 1);
     }
 }
 
 /* `groups` groups from p->group on, for activations p->first .. p->first + count - 1. */
-static ALWAYS_INLINE void groups_product(enum fl_dtype dtype, enum activation_mode mode,
-                                         const struct product *p, uint32_t groups, uint32_t count)
+static ALWAYS_INLINE void groups_product(enum fl_dtype dtype, const struct product *p,
+                                         uint32_t groups, uint32_t count)
 {
     struct product at = *p;
     uint32_t g = 0;
     /* A single activation: two groups at once are two streams to read, more than one prefetcher
      * keeps busy, and share the loads of the activation. */
-    if (count == 1 && (mode == ACTIVATION_Q8 || layout_unit_columns(dtype) == 1)) {
+    if (count == 1) {
         for (; g + 2 <= groups; g += 2) {
-            if (layout_unit_columns(dtype) == 1) {
-                tile_float(dtype, &at, 1, 2);
-            } else {
-                tile_q8(dtype, &at, 2, 1);
-            }
+            tile(dtype, &at, 2, 1);
             at.group += 2 * at.group_size;
             at.n += 2 * MATRIX_ROW_GROUP;
         }
     }
     for (; g < groups; g++) {
         at.first = p->first;
-        group_product(dtype, mode, &at, count);
+        group_product(dtype, &at, count);
         at.group += at.group_size;
         at.n += MATRIX_ROW_GROUP;
     }
 }
 
-/* One function per type and mode: the compiler sees both as constants. */
-#    define PRODUCT_OF(dtype)                                                   \
-        static __attribute__((noinline)) void product_##dtype##_q8(             \
-            const struct product *p, uint32_t groups, uint32_t count)           \
-        {                                                                       \
-            groups_product(FL_DTYPE_##dtype, ACTIVATION_Q8, p, groups, count);  \
-        }                                                                       \
-        static __attribute__((noinline)) void product_##dtype##_f32(            \
-            const struct product *p, uint32_t groups, uint32_t count)           \
-        {                                                                       \
-            groups_product(FL_DTYPE_##dtype, ACTIVATION_F32, p, groups, count); \
+/* The same for quantised weights and float activations. */
+static void floats_product(floats_fn *unpack, const struct product *p, uint32_t groups,
+                           uint32_t count)
+{
+    struct product at = *p;
+    for (uint32_t g = 0; g < groups; g++) {
+        for (int part = 0; part < SIMD_PARTS; part++) {
+            uint32_t done = 0;
+            for (; done + SIMD_TILE_ROWS <= count; done += SIMD_TILE_ROWS) {
+                at.first = p->first + done;
+                tile_f32(unpack, &at, SIMD_TILE_ROWS, part);
+            }
+            for (; done < count; done++) {
+                at.first = p->first + done;
+                tile_f32(unpack, &at, 1, part);
+            }
         }
+        at.group += at.group_size;
+        at.n += MATRIX_ROW_GROUP;
+    }
+}
+
+/* One function per type: the compiler sees it as a constant. */
+#    define PRODUCT_OF(dtype)                                                                  \
+        static __attribute__((noinline)) void product_##dtype(const struct product *p,         \
+                                                              uint32_t groups, uint32_t count) \
+        {                                                                                      \
+            groups_product(FL_DTYPE_##dtype, p, groups, count);                                \
+        }
+PRODUCT_OF(F32)
+PRODUCT_OF(F16)
+PRODUCT_OF(BF16)
 PRODUCT_OF(Q4_0)
 PRODUCT_OF(Q4_1)
 PRODUCT_OF(Q5_0)
@@ -423,40 +454,60 @@ PRODUCT_OF(Q5_K)
 PRODUCT_OF(Q6_K)
 #    undef PRODUCT_OF
 
-#    define PRODUCT_OF_FLOATS(dtype)                                                           \
-        static __attribute__((noinline)) void product_##dtype(const struct product *p,         \
-                                                              uint32_t groups, uint32_t count) \
-        {                                                                                      \
-            groups_product(FL_DTYPE_##dtype, ACTIVATION_F32, p, groups, count);                \
+#    define FLOATS_OF(dtype)                                                                       \
+        static __attribute__((noinline)) void floats_##dtype(const uint8_t *group, uint32_t block, \
+                                                             int part, vf *out)                    \
+        {                                                                                          \
+            block_floats(FL_DTYPE_##dtype, group, block, part, out);                               \
         }
-PRODUCT_OF_FLOATS(F32)
-PRODUCT_OF_FLOATS(F16)
-PRODUCT_OF_FLOATS(BF16)
-#    undef PRODUCT_OF_FLOATS
+FLOATS_OF(Q4_0)
+FLOATS_OF(Q4_1)
+FLOATS_OF(Q5_0)
+FLOATS_OF(Q5_1)
+FLOATS_OF(Q8_0)
+FLOATS_OF(Q4_K)
+FLOATS_OF(Q5_K)
+FLOATS_OF(Q6_K)
+#    undef FLOATS_OF
+
+static floats_fn *floats_of(enum fl_dtype dtype)
+{
+    switch (dtype) {
+    case FL_DTYPE_Q4_0: return floats_Q4_0;
+    case FL_DTYPE_Q4_1: return floats_Q4_1;
+    case FL_DTYPE_Q5_0: return floats_Q5_0;
+    case FL_DTYPE_Q5_1: return floats_Q5_1;
+    case FL_DTYPE_Q8_0: return floats_Q8_0;
+    case FL_DTYPE_Q4_K: return floats_Q4_K;
+    case FL_DTYPE_Q5_K: return floats_Q5_K;
+    case FL_DTYPE_Q6_K: return floats_Q6_K;
+    case FL_DTYPE_F32:
+    case FL_DTYPE_F16:
+    case FL_DTYPE_BF16: break;
+    }
+    return NULL;
+}
 
 static void product_run(enum fl_dtype dtype, enum activation_mode mode, const struct product *p,
                         uint32_t groups, uint32_t count)
 {
-#    define CASE(dtype)                                                                           \
-    case FL_DTYPE_##dtype:                                                                        \
-        (mode == ACTIVATION_Q8 ? product_##dtype##_q8 : product_##dtype##_f32)(p, groups, count); \
-        break
+    if (mode == ACTIVATION_F32 && !is_float(dtype)) {
+        floats_product(floats_of(dtype), p, groups, count);
+        return;
+    }
     switch (dtype) {
     case FL_DTYPE_F32: product_F32(p, groups, count); break;
     case FL_DTYPE_F16: product_F16(p, groups, count); break;
-    case FL_DTYPE_BF16:
-        product_BF16(p, groups, count);
-        break;
-        CASE(Q4_0);
-        CASE(Q4_1);
-        CASE(Q5_0);
-        CASE(Q5_1);
-        CASE(Q8_0);
-        CASE(Q4_K);
-        CASE(Q5_K);
-        CASE(Q6_K);
+    case FL_DTYPE_BF16: product_BF16(p, groups, count); break;
+    case FL_DTYPE_Q4_0: product_Q4_0(p, groups, count); break;
+    case FL_DTYPE_Q4_1: product_Q4_1(p, groups, count); break;
+    case FL_DTYPE_Q5_0: product_Q5_0(p, groups, count); break;
+    case FL_DTYPE_Q5_1: product_Q5_1(p, groups, count); break;
+    case FL_DTYPE_Q8_0: product_Q8_0(p, groups, count); break;
+    case FL_DTYPE_Q4_K: product_Q4_K(p, groups, count); break;
+    case FL_DTYPE_Q5_K: product_Q5_K(p, groups, count); break;
+    case FL_DTYPE_Q6_K: product_Q6_K(p, groups, count); break;
     }
-#    undef CASE
 }
 
 struct matmul_job {

@@ -7,7 +7,9 @@
 
 enum { UNROLL_STEPS_MAX = 16 };
 
-#ifdef __clang__
+#ifdef SIMD_EMULATED
+#    define UNROLL /* there are no registers to keep */
+#elif defined(__clang__)
 #    define UNROLL _Pragma("unroll")
 #else
 #    define UNROLL _Pragma("GCC unroll 16")

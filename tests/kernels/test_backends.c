@@ -1,63 +1,9 @@
 /* Every backend equals the scalar table to the last bit, for any batch and any number of threads. */
-#include "kernels/cpu_pool.h"
 #include "tests/harness.h"
+#include "tests/kernels/backends.h"
 #include "tests/kernels/fixture.h"
 
-#ifdef HAVE_EMULATED_AVX512
-extern const struct kernel_ops kernel_ops_avx512_emulated;
-#endif
-
-enum { BACKENDS_MAX = 4, POOLS = 3 };
-
 static const struct kernel_ops *const scalar = &kernel_ops_scalar;
-
-struct backend {
-    const char *name;
-    const struct kernel_ops *ops;
-};
-
-/* The tables this machine runs, scalar first: its own threads and batches are checked too. */
-static int backends(const struct backend **out)
-{
-    static struct backend all[BACKENDS_MAX];
-    static int count;
-    const struct kernel_ops *ops = NULL;
-    *out = all;
-    if (count > 0) {
-        return count;
-    }
-    all[count++] = (struct backend){"scalar", scalar};
-    if (kernel_ops_select("avx2", &ops) == FL_OK) {
-        all[count++] = (struct backend){"avx2", ops};
-#ifdef HAVE_EMULATED_AVX512
-        all[count++] = (struct backend){"avx512 (emulated)", &kernel_ops_avx512_emulated};
-#endif
-    }
-    if (kernel_ops_select("avx512", &ops) == FL_OK) {
-        all[count++] = (struct backend){"avx512", ops};
-    }
-    for (int b = 0; b < count; b++) {
-        printf("  checked here: %s\n", all[b].name);
-    }
-    return count;
-}
-
-/* Calls check(ops, pool, ctx) for every backend on 1, 2 and 3 threads. */
-static void for_each_backend(void (*check)(const struct kernel_ops *ops, struct cpu_pool *pool,
-                                           void *ctx),
-                             void *ctx)
-{
-    const struct backend *all = NULL;
-    const int count = backends(&all);
-    for (uint32_t threads = 1; threads <= POOLS; threads++) {
-        struct cpu_pool *pool = NULL;
-        CHECK_EQ(cpu_pool_open(threads, &pool), FL_OK);
-        for (int b = 0; b < count; b++) {
-            check(all[b].ops, pool, ctx);
-        }
-        cpu_pool_close(pool);
-    }
-}
 
 static int floats_equal(const float *a, const float *b, size_t count)
 {
