@@ -28,10 +28,15 @@ struct device {
     uint32_t threads; /* of the stream; 1 when that means nothing */
 };
 
+/* What memory is for: weights are written whole and then read over and over, which large pages make
+ * faster by a third and more; of a buffer only the touched part may cost anything. */
+enum device_memory { DEVICE_MEMORY_WEIGHTS, DEVICE_MEMORY_BUFFER };
+
 struct device_ops {
     const char *name; /* "host" */
-    /* Aligned to 64 bytes and not zeroed; untouched pages cost nothing.  NULL when there is no memory. */
-    void *(*alloc)(struct device *device, size_t size);
+    /* Aligned to 64 bytes and not zeroed; a buffer's untouched pages cost nothing.  NULL when there is
+     * no memory. */
+    void *(*alloc)(struct device *device, enum device_memory use, size_t size);
     void (*free)(struct device *device, void *memory, size_t size);
     void (*copy_in)(struct device *device, void *to, const void *from_host, size_t size);
     void (*copy_out)(struct device *device, void *to_host, const void *from, size_t size);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "kernels/cpu_pool.h"
 #include "kernels/device.h"
@@ -9,6 +10,7 @@
 enum {
     MAPPED_SIZE_MIN = 1 << 20, /* from here on memory is mapped: it goes back when freed */
     MEMORY_ALIGNMENT = 64,
+    LARGE_PAGE = 2 << 20, /* of x86-64 */
 };
 
 static size_t round_up(size_t size)
@@ -16,18 +18,51 @@ static size_t round_up(size_t size)
     return (size + MEMORY_ALIGNMENT - 1) / MEMORY_ALIGNMENT * MEMORY_ALIGNMENT;
 }
 
-static void *host_alloc(struct device *device, size_t size)
+static void *map(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* Memory that begins with a large page.  What does not fill one at its end stays in small pages, so
+ * that no more becomes resident than was asked for. */
+static void *map_large(size_t size)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t whole =
+        (size + page - 1) / page * page; /* munmap() in host_free() rounds the same */
+    uint8_t *memory = map(whole + LARGE_PAGE);
+    if (memory == NULL) {
+        return NULL;
+    }
+    const size_t before = (LARGE_PAGE - (uintptr_t)memory % LARGE_PAGE) % LARGE_PAGE;
+    if (before > 0) {
+        FL_ASSERT(munmap(memory, before) == 0);
+    }
+    FL_ASSERT(munmap(memory + before + whole, LARGE_PAGE - before) == 0);
+    (void)madvise(memory + before, whole, MADV_HUGEPAGE); /* a wish: small pages are only slower */
+    return memory + before;
+}
+
+static void *host_alloc(struct device *device, enum device_memory use, size_t size)
 {
     (void)device;
-    if (size > SIZE_MAX - MEMORY_ALIGNMENT) {
+    if (size > SIZE_MAX / 2) {
         return NULL;
     }
     if (size < MAPPED_SIZE_MIN) {
         return aligned_alloc(MEMORY_ALIGNMENT, round_up(size == 0 ? 1 : size));
     }
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (use == DEVICE_MEMORY_WEIGHTS) {
+        return map_large(size);
+    }
+    void *memory = map(size);
+    if (memory != NULL) {
+        /* Where large pages are the rule, one touched byte would make two mebibytes resident. */
+        (void)madvise(memory, size, MADV_NOHUGEPAGE);
+    }
+    return memory;
 }
 
 static void host_free(struct device *device, void *memory, size_t size)

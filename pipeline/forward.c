@@ -121,7 +121,7 @@ fl_status forward_open(const struct forward_config *config, struct forward **out
     struct device *device = config->device;
     const uint64_t size = forward_memory(config, device->threads);
     struct forward *forward = calloc(1, sizeof(*forward));
-    unsigned char *memory = device->ops->alloc(device, (size_t)size);
+    unsigned char *memory = device->ops->alloc(device, DEVICE_MEMORY_BUFFER, (size_t)size);
     if (forward == NULL || memory == NULL) {
         device->ops->free(device, memory, (size_t)size);
         free(forward);

@@ -95,7 +95,8 @@ fl_status kv_cache_open(const struct kv_cache_config *config, struct kv_cache **
         .spare = {config->block_count},
     };
     /* The large one first: a size out of the question is refused before tables are made for it. */
-    cache->memory = config->device->ops->alloc(config->device, cache->memory_size);
+    cache->memory =
+        config->device->ops->alloc(config->device, DEVICE_MEMORY_BUFFER, cache->memory_size);
     if (cache->memory == NULL) {
         goto fail;
     }

@@ -23,7 +23,7 @@ fl_status run_open(struct device *device, uint32_t row_max, uint32_t width, stru
         .ids = calloc(row_max, sizeof(*run.ids)),
         .positions = calloc(row_max, sizeof(*run.positions)),
         .sequence = calloc(row_max, sizeof(*run.sequence)),
-        .x = device->ops->alloc(device, x_size(row_max, width)),
+        .x = device->ops->alloc(device, DEVICE_MEMORY_BUFFER, x_size(row_max, width)),
     };
     if (run.segments == NULL || run.ids == NULL || run.positions == NULL || run.sequence == NULL ||
         run.x == NULL) {

@@ -154,7 +154,7 @@ fl_status weight_store_open(const struct fl_manifest *manifest, struct device *d
     store->embed_tied = shares_embed(manifest);
     store->pieces = calloc(manifest->piece_count, sizeof(*store->pieces));
     store->order = calloc(manifest->piece_count, sizeof(*store->order));
-    store->memory = device->ops->alloc(device, store->memory_size);
+    store->memory = device->ops->alloc(device, DEVICE_MEMORY_WEIGHTS, store->memory_size);
     if (store->pieces == NULL || store->order == NULL || store->memory == NULL) {
         goto fail;
     }

@@ -1,7 +1,7 @@
 /* bench_kernels.c - matrix products per type against what this machine can read and multiply.
  *
  *   bench_kernels [--threads N] [--isa NAME] [--type NAME] [--mebibytes N] [--json]
- *                 [--threads 1 --cpu-time]
+ *                 [--only read] [--threads 1 --cpu-time]
  *
  * A vector product (T = 1) reads its weights once: GB/s and the share of a plain read loop's, on
  * `mebibytes` of packed weights (more than any cache).  A matrix product (T = 64) reuses them:
@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "kernels/cpu_pool.h"
+#include "kernels/device.h"
 #include "tests/kernels/fixture.h"
 
 enum { N = 4096, K = 2048, T = 64, ROUNDS = 5, ROWS_MADE = 256 };
@@ -23,6 +24,7 @@ struct options {
     const char *type;
     size_t bytes;
     bool json;
+    bool read_only;
     bool cpu_time;
 };
 
@@ -199,13 +201,10 @@ static void cpu_name(char *out, size_t size)
 static bool options_read(struct options *o, int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"threads", required_argument, NULL, 't'},
-        {"isa", required_argument, NULL, 'i'},
-        {"type", required_argument, NULL, 'y'},
-        {"json", no_argument, NULL, 'j'},
-        {"mebibytes", required_argument, NULL, 'm'},
-        {"cpu-time", no_argument, NULL, 'c'},
-        {NULL, 0, NULL, 0},
+        {"threads", required_argument, NULL, 't'},   {"isa", required_argument, NULL, 'i'},
+        {"type", required_argument, NULL, 'y'},      {"json", no_argument, NULL, 'j'},
+        {"mebibytes", required_argument, NULL, 'm'}, {"only", required_argument, NULL, 'o'},
+        {"cpu-time", no_argument, NULL, 'c'},        {NULL, 0, NULL, 0},
     };
     int c;
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -215,6 +214,12 @@ static bool options_read(struct options *o, int argc, char **argv)
         case 'y': o->type = optarg; break;
         case 'm': o->bytes = strtoul(optarg, NULL, 10) << 20; break;
         case 'j': o->json = true; break;
+        case 'o':
+            if (strcmp(optarg, "read") != 0) {
+                return false;
+            }
+            o->read_only = true;
+            break;
         case 'c': o->cpu_time = true; break;
         default: return false;
         }
@@ -232,16 +237,24 @@ int main(int argc, char **argv)
     if (!options_read(&o, argc, argv)) {
         fprintf(stderr,
                 "usage: %s [--threads N] [--isa NAME] [--type NAME] [--mebibytes N (32 or "
-                "more)] [--json]\n",
+                "more)] [--only read] [--json]\n",
                 argv[0]);
         return 2;
     }
-    if (kernel_ops_select(o.isa, &b.ops) != FL_OK || cpu_pool_open(o.threads, &b.pool) != FL_OK) {
+    struct device *device = NULL;
+    const struct device_host_config config = {.threads = o.threads, .isa = o.isa};
+    if (device_host_open(&config, &device) != FL_OK) {
         return 1;
     }
+    b.ops = device->kernels;
+    b.pool = device->stream;
     b.memory_size = o.bytes;
     b.cpu_time = o.cpu_time;
-    b.memory = test_alloc(o.bytes);
+    b.memory =
+        device->ops->alloc(device, DEVICE_MEMORY_WEIGHTS, o.bytes); /* as a stage's weights */
+    if (b.memory == NULL) {
+        return 1;
+    }
     memset(b.memory, 1, o.bytes);
     b.out = test_alloc((size_t)T * N * sizeof(float));
     test_rows_init(&b.rows, T, K, &seed);
@@ -256,7 +269,7 @@ int main(int argc, char **argv)
                read, N, K);
     }
     bool first = true;
-    for (int d = 0; d < DTYPE_COUNT; d++) {
+    for (int d = 0; d < DTYPE_COUNT && !o.read_only; d++) {
         if (o.type == NULL || strcmp(o.type, fl_dtype_name(all_dtypes[d])) == 0) {
             bench_type(&b, all_dtypes[d], read, o.json, first);
             first = false;
@@ -265,9 +278,9 @@ int main(int argc, char **argv)
     if (o.json) {
         printf("]}\n");
     }
-    cpu_pool_close(b.pool);
+    device->ops->free(device, b.memory, o.bytes);
+    device->ops->close(device);
     test_rows_free(&b.rows);
-    free(b.memory);
     free(b.out);
     return 0;
 }
