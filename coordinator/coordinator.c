@@ -37,7 +37,14 @@ static void take_join(struct coordinator *coordinator, transport_link link,
         file_server_link_down(coordinator->files, former->link);
     }
     struct roster_node *node = NULL;
-    if (roster_join(coordinator->roster, link, join, &node) == FL_OK) {
+    const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG); /* the node hears of it */
+    const fl_status status = roster_join(coordinator->roster, link, join, &node);
+    (void)fl_fail_log_at(level);
+    if (status != FL_OK && join->incarnation != coordinator->refused_incarnation) {
+        coordinator->refused_incarnation = join->incarnation;
+        fl_log(FL_LOG_WARN, "node refused: %s", fl_last_error());
+    }
+    if (status == FL_OK) {
         fl_log(FL_LOG_INFO,
                "node %s joined from %s, memory %" PRIu64 " MiB, threads %" PRIu32
                ", isa %s, nodes %" PRIu32,

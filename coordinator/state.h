@@ -113,6 +113,7 @@ struct coordinator {
     uint64_t incarnation;
     uint64_t started_ns;
     bool leaving;
+    uint64_t refused_incarnation; /* of the node last refused: it tries again, and was logged */
     struct peer_table *peers;
     struct worker *worker;
     struct roster *roster;
