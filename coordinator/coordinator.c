@@ -15,6 +15,8 @@
 enum {
     NODE_MESSAGE_MAX = 512 << 10, /* what a node may say at once; file ranges are the most */
     ARENA_SIZE = 4 * NODE_MESSAGE_MAX,
+    PLAN_RANGE = 1 << 12, /* plan ids of one coordinator, or so */
+    PLAN_RANGE_COUNT = 1 << 18,
     RETRY_MS = 1000,
 };
 
@@ -298,6 +300,8 @@ fl_status coordinator_open(const struct coordinator_config *config, struct coord
     set_defaults(&coordinator->config.settings);
     fl_arena_init(&coordinator->arena, block, ARENA_SIZE);
     fl_random_bytes(&coordinator->incarnation, sizeof(coordinator->incarnation));
+    /* What nodes still say to each other about a former coordinator's plans is not about ours. */
+    coordinator->next_plan_id += coordinator->incarnation % PLAN_RANGE_COUNT * PLAN_RANGE;
     const fl_status status = open_parts(coordinator);
     if (status != FL_OK) {
         coordinator_close(coordinator);

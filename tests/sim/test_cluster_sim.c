@@ -24,6 +24,7 @@ static struct sim_config draw_config(uint64_t seed)
     static const uint64_t delays[] = {1000, 300000, 5000000, 40000000};
     static const uint64_t pauses[] = {0, 0, 50000, 2000000};
     static const uint64_t disks[] = {0, 100000, 5000000, 60000000};
+    static const uint64_t budgets[] = {0, 600 << 10, 1 << 20, 2 << 20}; /* one context and more */
     static const uint32_t chunks[] = {1, 7, 16, 64};
     uint64_t bits = seed * UINT64_C(0x9e3779b97f4a7c15) >> 16;
     struct sim_config config = {.seed = seed, .book = book};
@@ -34,6 +35,7 @@ static struct sim_config draw_config(uint64_t seed)
     config.disk_max_ns = disks[(bits >> 8) % 4];
     config.chunk = chunks[(bits >> 10) % 4];
     config.sequences = 1 + (uint32_t)(bits >> 12) % 6;
+    config.kv_budget = budgets[(bits >> 17) % 4];
     config.fetch = (bits >> 15) % 2 != 0;
     config.cache = (bits >> 16) % 2 != 0;
     return config;
@@ -83,10 +85,17 @@ static void act(struct sim_cluster *sim)
         (void)sim_by_model(sim, client, FL_REQUEST_UNLOAD,
                            sim_models[sim_random(sim, SIM_MODEL_COUNT)]);
         break;
-    default: {
-        const uint32_t first = (uint32_t)sim_random(sim, book->count);
-        (void)sim_ask(sim, client, &book->questions[first]);
+    case 4: { /* a conversation goes on, or back */
+        const uint32_t turn = book->count - 1 - (uint32_t)sim_random(sim, 10);
+        (void)sim_ask(sim, client, &book->questions[turn]);
+        break;
     }
+    case 5: /* a crowd */
+        for (uint32_t i = 0; i < 4; i++) {
+            (void)sim_ask(sim, 1 + i, &book->questions[sim_random(sim, book->count)]);
+        }
+        break;
+    default: (void)sim_ask(sim, client, &book->questions[sim_random(sim, book->count)]); break;
     }
 }
 
@@ -125,7 +134,7 @@ static bool story(uint64_t seed, bool faults)
         }
     }
     put_right(sim, &config);
-    (void)sim_settle(sim, 300 * FL_NS_PER_S);
+    (void)sim_settle(sim, 120 * FL_NS_PER_S);
     sim_run(sim, 20 * FL_NS_PER_S); /* over any aftermath */
     for (uint32_t i = 0; i < 3 && sim_complaint(sim) == NULL; i++) {
         (void)sim_ask(sim, 1 + i, &book->questions[sim_random(sim, book->count)]);
@@ -136,6 +145,13 @@ static bool story(uint64_t seed, bool faults)
         sim_check_empty(sim);
     }
     const bool right = sim_complaint(sim) == NULL;
+    for (uint32_t i = 0; verbose && i < sim_request_count(sim); i++) {
+        const struct sim_request *request = sim_request_at(sim, i);
+        printf("  request %" PRIu64 " %.3f .. %.3f s end %d code %" PRIu32 " %s\n", request->id,
+               (double)request->began_ns / (double)FL_NS_PER_S,
+               (double)request->ended_ns / (double)FL_NS_PER_S, (int)request->end, request->code,
+               request->text);
+    }
     if (verbose || !right) {
         printf("  seed %" PRIu64 "%s: %" PRIu32 " nodes, %" PRIu32 " requests, %.3f s\n", seed,
                faults ? "" : " (calm)", config.node_count, sim_request_count(sim),
@@ -453,7 +469,7 @@ static const struct test_case cases[] = {
      clients_that_vanish_or_cancel_leave_nothing_behind},
 };
 
-/* test_cluster_sim [CASE | SEED [COUNT]] */
+/* test_cluster_sim [CASE | SEED [COUNT [verbose]]] */
 int main(int argc, char **argv)
 {
     char *end = NULL;
@@ -467,7 +483,7 @@ int main(int argc, char **argv)
     if (argc > 1 && *end == '\0') {
         seed_first = seed;
         seed_count = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-        verbose = seed_count == 1;
+        verbose = seed_count == 1 || argc > 3;
         result = test_main(cases, 2, 1, argv);
     } else {
         result = test_main(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);

@@ -775,6 +775,17 @@ static void the_same_name_twice_is_refused_with_a_sentence(void)
     CHECK(last_told(&bench.nodes[0], FL_MESSAGE_ADMIT) != NULL);
 }
 
+/* Nodes outlive a coordinator, and so do their messages about its plans. */
+static void another_coordinator_uses_other_plan_ids(void)
+{
+    open_bench(1, PLAIN);
+    generate("one", 4, NULL);
+    const uint64_t first = last_told(&bench.nodes[0], FL_MESSAGE_PLAN)->plan_id;
+    open_bench(1, PLAIN);
+    generate("one", 4, NULL);
+    CHECK(last_told(&bench.nodes[0], FL_MESSAGE_PLAN)->plan_id != first);
+}
+
 static void stopping_tells_everybody(void)
 {
     open_bench(1, PLAIN);
@@ -812,6 +823,8 @@ static const struct test_case cases[] = {
      a_file_cut_while_it_is_served_is_an_error_and_no_crash},
     {"coordinator: the same name twice is refused with a sentence",
      the_same_name_twice_is_refused_with_a_sentence},
+    {"coordinator: another coordinator uses other plan ids",
+     another_coordinator_uses_other_plan_ids},
     {"coordinator: stopping tells everybody", stopping_tells_everybody},
 };
 
