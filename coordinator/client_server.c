@@ -18,13 +18,13 @@
 #include "proto/base/log.h"
 #include "proto/handshake.h"
 #include "proto/network_address.h"
+#include "proto/wire.h"
 
 #define AUTH_DEADLINE_NS  (5 * FL_NS_PER_S)
 #define FRAME_DEADLINE_NS (30 * FL_NS_PER_S) /* for the rest of a frame that began */
 #define CLOSE_DEADLINE_NS (1 * FL_NS_PER_S)  /* for the last sentence to be read */
 
 enum {
-    LENGTH_SIZE = 4, /* of a frame: little-endian, before its message */
     SLOT_BITS = 8,
     IN_FIRST = 4096,
     OUT_FIRST = 16 << 10,
@@ -353,15 +353,13 @@ static bool reserve_out(struct client *client, size_t size)
 /* Queues one frame.  Returns false when there is no memory for it. */
 static bool queue_frame(struct client *client, const void *data, size_t size)
 {
-    if (client->out_size - client->out_used < size + LENGTH_SIZE &&
-        !reserve_out(client, size + LENGTH_SIZE)) {
+    if (client->out_size - client->out_used < size + FL_FRAME_HEADER_SIZE &&
+        !reserve_out(client, size + FL_FRAME_HEADER_SIZE)) {
         return false;
     }
-    for (int i = 0; i < LENGTH_SIZE; i++) {
-        client->out[client->out_used + (size_t)i] = (unsigned char)(size >> (8 * i));
-    }
-    memcpy(client->out + client->out_used + LENGTH_SIZE, data, size);
-    client->out_used += size + LENGTH_SIZE;
+    fl_frame_header_put(client->out + client->out_used, (uint32_t)size);
+    memcpy(client->out + client->out_used + FL_FRAME_HEADER_SIZE, data, size);
+    client->out_used += size + FL_FRAME_HEADER_SIZE;
     return true;
 }
 
@@ -527,10 +525,7 @@ static void take_frame(struct client_server *server, struct client *client, cons
 /* The size of the frame that begins the in buffer; false when it is refused. */
 static bool frame_size(struct client_server *server, struct client *client, size_t *out)
 {
-    uint32_t size = 0;
-    for (int i = 0; i < LENGTH_SIZE; i++) {
-        size |= (uint32_t)client->in[i] << (8 * i);
-    }
+    const uint32_t size = fl_frame_header_get(client->in);
     const bool shaking = client->state == CLIENT_SHAKING;
     if (shaking && size > FL_HANDSHAKE_RECORD_MAX) {
         refuse(server, client, 0,
@@ -577,12 +572,12 @@ static void take_frames(struct client_server *server, struct client *client)
         memmove(client->in, client->in + taken, client->in_used - taken);
         client->in_used -= taken;
         taken = 0;
-        if (client->in_used < LENGTH_SIZE || !frame_size(server, client, &size) ||
-            client->in_used < LENGTH_SIZE + size) {
+        if (client->in_used < FL_FRAME_HEADER_SIZE || !frame_size(server, client, &size) ||
+            client->in_used < FL_FRAME_HEADER_SIZE + size) {
             break;
         }
-        taken = LENGTH_SIZE + size;
-        take_frame(server, client, client->in + LENGTH_SIZE, size);
+        taken = FL_FRAME_HEADER_SIZE + size;
+        take_frame(server, client, client->in + FL_FRAME_HEADER_SIZE, size);
     }
     if (client->state == CLIENT_OPEN) {
         const bool partial = client->in_used > 0;
