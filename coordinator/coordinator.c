@@ -74,6 +74,20 @@ static void take_failure(struct coordinator *coordinator, struct placement *plac
     placement_drop(coordinator, placement, (fl_status)failure->code, text, lost ? RETRY_MS : 0);
 }
 
+/* The end of its link follows.  Its plans go now: its neighbours will soon say that they lost it. */
+static void take_leave(struct coordinator *coordinator, struct roster_node *node)
+{
+    char sentence[STATE_TEXT_MAX];
+    node->leaving = true;
+    fl_log(FL_LOG_INFO, "node %s left, nodes %" PRIu32, node->name,
+           roster_ready_count(coordinator->roster) - 1);
+    snprintf(sentence, sizeof(sentence),
+             "node %s was stopped; the request can be sent again, it will be planned on the "
+             "remaining nodes",
+             node->name);
+    placement_drop_node(coordinator, node, sentence);
+}
+
 static bool is_last_stage(const struct placement *placement, const struct roster_node *node)
 {
     return placement->stages[placement->stage_count - 1].node == node;
@@ -95,7 +109,7 @@ static void take_plan_message(struct coordinator *coordinator, struct roster_nod
 {
     uint64_t plan_id = 0;
     if (message->kind == FL_MESSAGE_FAILURE && message->as.failure.plan_id == 0) {
-        node->leaving = true; /* the end of its link follows */
+        take_leave(coordinator, node);
         return;
     }
     if (message->kind == FL_MESSAGE_TOKEN) {
@@ -206,22 +220,17 @@ static void on_down(void *ctx, transport_link link, fl_status why, const char *t
     if (node == NULL || coordinator->leaving) {
         return;
     }
-    char sentence[STATE_TEXT_MAX];
-    if (node->leaving) {
-        fl_log(FL_LOG_INFO, "node %s left, nodes %" PRIu32, node->name,
-               roster_ready_count(coordinator->roster));
-        snprintf(sentence, sizeof(sentence), "node %s was stopped", node->name);
-    } else {
-        fl_log(FL_LOG_WARN, "node %s was lost: %s", node->name, text);
-        snprintf(sentence, sizeof(sentence), "node %s was lost (%s)", node->name, text);
-    }
-    const size_t used = strlen(sentence);
-    snprintf(sentence + used, sizeof(sentence) - used,
-             "; the request can be sent again, it will be planned on the remaining nodes");
-    placement_drop_node(coordinator, node, sentence);
     if (node->leaving) {
         roster_forget(node);
+        return;
     }
+    fl_log(FL_LOG_WARN, "node %s was lost: %s", node->name, text);
+    char sentence[STATE_TEXT_MAX];
+    snprintf(sentence, sizeof(sentence),
+             "node %s was lost (%s); the request can be sent again, it will be planned on the "
+             "remaining nodes",
+             node->name, text);
+    placement_drop_node(coordinator, node, sentence);
 }
 
 static fl_status wire_send(void *ctx, transport_link link, uint16_t type, const void *header,

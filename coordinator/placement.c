@@ -125,7 +125,7 @@ static void collect_nodes(struct coordinator *coordinator, struct draft *draft)
     draft->node_count = 0;
     for (uint32_t i = 0; i < ROSTER_NODE_MAX; i++) {
         struct roster_node *node = roster_at(coordinator->roster, i);
-        if (node->state == ROSTER_READY) {
+        if (node->state == ROSTER_READY && !node->leaving) {
             draft->nodes[draft->node_count++] = node;
         }
     }

@@ -299,7 +299,7 @@ static fl_status send_out(struct roster *roster, const struct roster_node *node,
 void roster_send(struct roster *roster, struct roster_node *node,
                  const struct fl_cluster_message *message)
 {
-    if (node->state != ROSTER_READY) {
+    if (node->state != ROSTER_READY || node->leaving) {
         return;
     }
     struct roster_out *out = pack(message);
@@ -332,7 +332,7 @@ fl_status roster_send_data(struct roster *roster, struct roster_node *node, uint
                            const void *header, size_t header_size, const void *data, size_t size,
                            uint64_t cookie)
 {
-    if (node->state != ROSTER_READY) {
+    if (node->state != ROSTER_READY || node->leaving) {
         return FL_LINK_LOST;
     }
     if (node->out_first != NULL || roster->held_until_ns != 0) {

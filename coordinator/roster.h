@@ -51,7 +51,7 @@ struct roster_node {
     transport_link link;
     char name[FL_NAME_MAX];
     uint64_t incarnation;
-    bool leaving; /* it said so */
+    bool leaving; /* it said so: nothing is sent to it any more */
     struct fl_address address;
     uint64_t memory_budget;
     uint64_t memory_used; /* by plans; kept by placement */

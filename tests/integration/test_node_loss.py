@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Nodes that die, come back, come twice or come late; coordinators that restart."""
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -128,10 +129,11 @@ def stopped_while_it_starts():
         lines = ([cluster.program("firstlight-coordinator"), "--listen", "127.0.0.1:0", "--client-listen", "127.0.0.1:0",
                   "--models", pool.folder], [*pool.node_line("brief"), "--join", pool.join])
         for line in lines:
-            for number, delay in enumerate((0.02, 0.03, 0.05, 0.1)):
+            for number in range(4):
                 brief = pool.start(f"brief{number}", line)
-                time.sleep(delay)  # the dynamic loader's; before main() nothing can be done
-                assert brief.stop() == 0, (line[0], delay, brief.popen.returncode, brief.log())
+                cluster.wait_until(lambda: brief.blocks(signal.SIGTERM), 10, "main() begins")
+                time.sleep(number * 0.01)
+                assert brief.stop() == 0, (line[0], number, brief.popen.returncode, brief.log())
 
 
 def stopped_on_purpose_is_no_loss():

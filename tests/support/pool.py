@@ -96,6 +96,12 @@ class Process:
         with open(self.log_path, encoding="utf-8", errors="replace") as log:
             return log.read()
 
+    def blocks(self, number):
+        """True once the program has blocked this signal."""
+        with open(f"/proc/{self.pid}/status", encoding="ascii") as status:
+            mask = next(line for line in status if line.startswith("SigBlk")).split()[1]
+        return bool(int(mask, 16) >> (number - 1) & 1)
+
     def memory(self):
         """Resident bytes now."""
         with open(f"/proc/{self.pid}/status", encoding="ascii") as status:
