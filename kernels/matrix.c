@@ -144,9 +144,9 @@ static void pack_q6_k(const uint8_t *raw, const struct pack_target *to)
 static void pack_unit(enum fl_dtype dtype, const uint8_t *raw, const struct pack_target *to)
 {
     switch (dtype) {
-    case FL_DTYPE_F32: memcpy(to->unit + to->lane * 4, raw, 4); break;
+    case FL_DTYPE_F32:
     case FL_DTYPE_F16:
-    case FL_DTYPE_BF16: memcpy(to->unit + to->lane * 2, raw, 2); break;
+    case FL_DTYPE_BF16: break; /* pack_elements() */
     case FL_DTYPE_Q4_0: pack_block(FL_DTYPE_Q4_0, raw, to); break;
     case FL_DTYPE_Q4_1: pack_block(FL_DTYPE_Q4_1, raw, to); break;
     case FL_DTYPE_Q5_0: pack_block(FL_DTYPE_Q5_0, raw, to); break;
@@ -155,6 +155,18 @@ static void pack_unit(enum fl_dtype dtype, const uint8_t *raw, const struct pack
     case FL_DTYPE_Q4_K: pack_k(FL_DTYPE_Q4_K, raw, to); break;
     case FL_DTYPE_Q5_K: pack_k(FL_DTYPE_Q5_K, raw, to); break;
     case FL_DTYPE_Q6_K: pack_q6_k(raw, to); break;
+    }
+}
+
+/* F32, F16, BF16: a group's rows, `size` bytes an element (a constant, so that it is a move). */
+static inline void pack_elements(const uint8_t *raw, size_t row_size, uint32_t lanes,
+                                 uint32_t columns, size_t size, uint8_t *group)
+{
+    for (size_t k = 0; k < columns; k++) {
+        uint8_t *unit = group + k * MATRIX_ROW_GROUP * size;
+        for (size_t lane = 0; lane < lanes; lane++) {
+            memcpy(unit + lane * size, raw + lane * row_size + k * size, size);
+        }
     }
 }
 
@@ -175,6 +187,15 @@ void matrix_pack_rows(enum fl_dtype dtype, uint32_t columns, const void *raw, ui
         const uint32_t lanes = left < MATRIX_ROW_GROUP ? left : MATRIX_ROW_GROUP;
         if (lanes < MATRIX_ROW_GROUP) {
             memset(group, 0, group_size);
+        }
+        if (!matrix_is_quantised(dtype)) {
+            const uint8_t *rows = from + row * row_size;
+            if (block_size == 4) {
+                pack_elements(rows, row_size, lanes, columns, 4, group);
+            } else {
+                pack_elements(rows, row_size, lanes, columns, 2, group);
+            }
+            continue;
         }
         for (uint32_t unit = 0; unit < units; unit++) {
             for (uint32_t lane = 0; lane < lanes; lane++) {
