@@ -5,15 +5,21 @@
  *   (both have met at the door, door.h, or over MPI: each knows the other's worker address)
  *   KNOCK(token, ticket or address) ──►     makes a link, accepted()
  *          ◄── GREET(to, token)
- *   MESSAGE(to, sequence, type) ◄──►
+ *   MESSAGE(to, sequence, type, size), MORE(to, sequence, offset) ◄──►
  *   BYE(to) ──►  ◄── BYE(to)                both have everything
  *
  * A message names its link by a random token of the receiver: UCX does not say which socket a
  * message came in on, so a stranger who speaks UCX must not be able to guess his way into a link
  * that others have opened.
  *
- * Everything is sent eagerly.  Rendezvous would save a copy on RDMA, but it may overtake, and its
- * size is announced by the peer; whoever sends one here is cut off.
+ * Everything is sent eagerly, in fragments that UCX passes on as they are, one after the other.
+ * UCX's own fragments overtake one another, and its zero copy ends the process when the peer dies
+ * in the middle.  Rendezvous would save a copy on RDMA, but it may overtake, and its size is
+ * announced by the peer; whoever sends one here is cut off.
+ *
+ * Nothing is given to UCX from within its own callbacks, and it looks at one socket at a time: a
+ * send that finds a peer dead closes that peer's socket, and UCX 1.13 aborts the process when it
+ * then meets an event of that socket that it had fetched before.
  */
 #include "cluster/transport.h"
 
@@ -47,14 +53,16 @@ enum {
     COPY_CLASSES = 6,
     PROGRESS_MAX = 64, /* rounds of UCX progress in one call */
     TEXT_MAX = 256,
-    WIRE_HEADER_SIZE = 16, /* to u64, sequence u32, type u16, header size u16 */
-    KNOCK_SIZE = 24,       /* magic u64, token u64, ticket u64 */
-    GREET_SIZE = 16,       /* to u64, token u64 */
-    BYE_SIZE = 8,          /* to u64 */
-    BLOB_PROCESS_SIZE = 8, /* in front of a worker's address */
+    FRAGMENT_MAX = 60 << 10, /* bytes of data that UCX gets at once; see TCP_TX_SEG_SIZE */
+    WIRE_HEADER_SIZE = 20,   /* to u64, sequence u32, type u16, header size u16, data size u32 */
+    MORE_SIZE = 16,          /* to u64, sequence u32, offset u32 */
+    KNOCK_SIZE = 24,         /* magic u64, token u64, ticket u64 */
+    GREET_SIZE = 16,         /* to u64, token u64 */
+    BYE_SIZE = 8,            /* to u64 */
+    BLOB_PROCESS_SIZE = 8,   /* in front of a worker's address */
 };
 
-enum { AM_MESSAGE = 1, AM_KNOCK = 2, AM_GREET = 3, AM_BYE = 4 };
+enum { AM_MESSAGE = 1, AM_KNOCK = 2, AM_GREET = 3, AM_BYE = 4, AM_MORE = 5 };
 
 static const uint64_t knock_magic = UINT64_C(0x316b6e6f6e6b6c66);
 static const uint64_t door_wait_ns = 5 * FL_NS_PER_S;  /* from a TCP connection to a link */
@@ -67,11 +75,19 @@ static const size_t copy_class_size[COPY_CLASSES] = {1 << 9,  1 << 12, 1 << 15,
 _Static_assert(TRANSPORT_COPY_MAX <= 1 << 22, "the largest copy class holds the largest copy");
 
 struct ucx;
+struct send;
+
+struct send_list {
+    struct send *first;
+    struct send **last;
+};
 
 struct pipe {
     struct ucx *ucx;
     ucp_ep_h ep;          /* NULL: the slot is free, unless `closing` */
     void *closing;        /* request of the endpoint's close */
+    struct send_list out; /* what has not left, in order */
+    bool busy;            /* UCX holds a fragment of the first of them */
     bool failed;          /* the error handler ran, or a send failed at once */
     ucs_status_t error;   /* valid when failed */
     unsigned link_count;  /* links that use it */
@@ -91,7 +107,9 @@ enum link_state {
 
 struct send {
     struct send *next;
-    struct ucx *ucx;
+    unsigned id;         /* AM_* */
+    bool started;        /* its first fragment has left */
+    size_t offset;       /* data that has left */
     transport_link link; /* 0: one of the transport's own */
     uint64_t cookie;
     const void *data;
@@ -102,9 +120,15 @@ struct send {
     unsigned char header[WIRE_HEADER_SIZE + TRANSPORT_HEADER_MAX];
 };
 
-struct send_list {
-    struct send *first;
-    struct send **last;
+/* A message that comes in fragments. */
+struct assembly {
+    unsigned char *data; /* owned, kept for the next message */
+    size_t capacity;
+    size_t size; /* 0: none under way */
+    size_t filled;
+    uint16_t type;
+    size_t header_size;
+    uint64_t header[TRANSPORT_HEADER_MAX / 8];
 };
 
 struct link {
@@ -118,6 +142,7 @@ struct link {
     struct pipe *pipe; /* NULL before it is admitted, and when dead */
     uint32_t sequence_out;
     uint32_t sequence_in;
+    struct assembly assembly;
     unsigned queue_count; /* waiting and in flight */
     size_t queue_bytes;
     unsigned in_flight;       /* with UCX: their data may not be touched yet */
@@ -136,6 +161,8 @@ struct ucx {
     int fd;            /* epoll over UCX's descriptor and the door's */
     bool quiet;        /* UCX's own lines go to our log */
     bool attention;    /* some pipe or link needs a look by the next progress() */
+    bool inside;       /* a callback of UCX may be running */
+    bool more_out;     /* some pipe can go on sending */
     uint64_t next_look_ns;
     uint64_t link_counter;
     uint64_t process;
@@ -262,7 +289,7 @@ static struct send *send_take(struct ucx *ucx)
         send = malloc(sizeof(*send));
     }
     if (send != NULL) {
-        *send = (struct send){.ucx = ucx};
+        *send = (struct send){.link = 0};
     }
     return send;
 }
@@ -305,36 +332,108 @@ static void on_pipe_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static void on_sent(void *request, ucs_status_t status, void *user_data)
 {
-    (void)status; /* a failure also reaches the pipe's error handler */
-    struct send *send = user_data;
-    list_push(&send->ucx->done, send);
+    struct pipe *pipe = user_data;
+    pipe->busy = false;
+    pipe->ucx->more_out = true;
+    if (status != UCS_OK) {
+        pipe_fail(pipe, status);
+    }
     ucp_request_free(request);
 }
 
-/* Hand a message to UCX.  It is reported in progress() whatever becomes of it. */
-static void post(struct pipe *pipe, unsigned id, struct send *send)
+/* Messages of a pipe that will not leave: those of one link, or with 0 all.  What UCX holds stays
+ * until it lets go. */
+static void give_up(struct pipe *pipe, transport_link link)
 {
-    struct ucx *ucx = pipe->ucx;
+    struct send_list kept;
+    struct send *send;
+    list_init(&kept);
+    if (pipe->busy && (send = list_pop(&pipe->out)) != NULL) {
+        list_push(&kept, send);
+    }
+    while ((send = list_pop(&pipe->out)) != NULL) {
+        list_push(link == 0 || send->link == link ? &pipe->ucx->done : &kept, send);
+    }
+    list_init(&pipe->out);
+    while ((send = list_pop(&kept)) != NULL) {
+        list_push(&pipe->out, send);
+    }
+}
+
+/* Hand the next fragment of a message to UCX. */
+static void send_fragment(struct pipe *pipe, struct send *send)
+{
     const ucp_request_param_t param = {
         .op_attr_mask =
             UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = on_sent,
-        .user_data = send,
+        .user_data = pipe,
     };
-    if (pipe->failed || pipe->ep == NULL) {
-        list_push(&ucx->done, send);
-        return;
+    const size_t left = send->size - send->offset;
+    const size_t size = left < FRAGMENT_MAX ? left : FRAGMENT_MAX;
+    const void *data = size > 0 ? (const unsigned char *)send->data + send->offset : NULL;
+    unsigned id = send->id;
+    size_t header_size = send->header_size;
+    if (send->started) {
+        id = AM_MORE;
+        header_size = MORE_SIZE;
+        put_u32(send->header + 12, (uint32_t)send->offset); /* sequence and receiver stay */
     }
-    ucs_status_ptr_t request = ucp_am_send_nbx(pipe->ep, id, send->header, send->header_size,
-                                               send->data, send->size, &param);
-    if (UCS_PTR_IS_PTR(request)) {
-        return;
+    send->started = true;
+    send->offset += size;
+    pipe->busy = true;
+    ucs_status_ptr_t request =
+        ucp_am_send_nbx(pipe->ep, id, send->header, header_size, data, size, &param);
+    if (!UCS_PTR_IS_PTR(request)) {
+        pipe->busy = false;
     }
     if (UCS_PTR_IS_ERR(request)) {
         pipe_fail(pipe, UCS_PTR_STATUS(request));
     }
-    list_push(&ucx->done, send);
+}
+
+/* Send what can be sent. */
+static void pump(struct pipe *pipe)
+{
+    while (!pipe->busy && !pipe->failed && pipe->out.first != NULL) {
+        struct send *send = pipe->out.first;
+        if (!send->started || send->offset < send->size) {
+            send_fragment(pipe, send);
+        } else {
+            list_push(&pipe->ucx->done, list_pop(&pipe->out));
+        }
+    }
+    if (pipe->failed) {
+        give_up(pipe, 0);
+    }
+}
+
+static void pump_all(struct ucx *ucx)
+{
+    ucx->more_out = false;
+    for (size_t i = 0; i < PIPE_MAX; i++) {
+        if (ucx->pipes[i].out.first != NULL) {
+            pump(&ucx->pipes[i]);
+        }
+    }
+}
+
+/* Queue a message.  It is reported in progress() whatever becomes of it. */
+static void post(struct pipe *pipe, unsigned id, struct send *send)
+{
+    struct ucx *ucx = pipe->ucx;
+    send->id = id;
+    if (pipe->failed || pipe->ep == NULL) {
+        list_push(&ucx->done, send);
+        return;
+    }
+    list_push(&pipe->out, send);
+    if (ucx->inside) {
+        ucx->more_out = true;
+    } else {
+        pump(pipe);
+    }
 }
 
 /* One of the transport's own messages; lost silently when memory is out, as the peer's deadline
@@ -364,8 +463,9 @@ static struct pipe *pipe_take(struct ucx *ucx)
 {
     for (size_t i = 0; i < PIPE_MAX; i++) {
         struct pipe *pipe = &ucx->pipes[i];
-        if (pipe->ep == NULL && pipe->closing == NULL) {
+        if (pipe->ep == NULL && pipe->closing == NULL && !pipe->busy) {
             *pipe = (struct pipe){.ucx = ucx};
+            list_init(&pipe->out);
             return pipe;
         }
     }
@@ -395,6 +495,8 @@ static void pipe_close(struct pipe *pipe)
     ucs_status_ptr_t request = ucp_ep_close_nbx(pipe->ep, &param);
     pipe->ep = NULL;
     pipe->failed = true;
+    give_up(pipe, 0);
+    pipe->ucx->more_out = true; /* for what UCX has let go of meanwhile */
     pipe->closing = UCS_PTR_IS_PTR(request) ? request : NULL;
     pipe->ucx->attention = true;
 }
@@ -446,6 +548,9 @@ static void link_end(struct link *link, struct ucx *ucx, fl_status why, const ch
     struct send *send;
     while ((send = list_pop(&link->waiting)) != NULL) {
         send_give(ucx, send);
+    }
+    if (link->pipe != NULL) {
+        give_up(link->pipe, link->id);
     }
     if (ucx->door != NULL) {
         door_leave(ucx->door, link->visit);
@@ -516,6 +621,25 @@ static const void *aligned(struct ucx *ucx, const void *data, size_t size)
     return ucx->bounce;
 }
 
+/* The first fragment of a message that has more. */
+static void assembly_begin(struct ucx *ucx, struct link *link, size_t total, const void *data,
+                           size_t size)
+{
+    struct assembly *assembly = &link->assembly;
+    if (total > assembly->capacity) {
+        free(assembly->data);
+        assembly->data = malloc(total);
+        assembly->capacity = assembly->data != NULL ? total : 0;
+    }
+    if (assembly->data == NULL) {
+        link_broken(link, ucx, "no memory for a message");
+        return;
+    }
+    memcpy(assembly->data, data, size);
+    assembly->size = total;
+    assembly->filled = size;
+}
+
 static ucs_status_t on_message(void *arg, const void *wire, size_t wire_size, void *data,
                                size_t size, const ucp_am_recv_param_t *param)
 {
@@ -526,24 +650,58 @@ static ucs_status_t on_message(void *arg, const void *wire, size_t wire_size, vo
     }
     const unsigned char *bytes = wire;
     const size_t header_size = get_u16(bytes + 14);
+    const size_t total = get_u32(bytes + 16);
+    struct assembly *assembly = &link->assembly;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
         link_broken(link, ucx, "a rendezvous message, which no firstlight sends");
     } else if (header_size != wire_size - WIRE_HEADER_SIZE || header_size > TRANSPORT_HEADER_MAX ||
-               size > TRANSPORT_MESSAGE_MAX - header_size) {
+               total > TRANSPORT_MESSAGE_MAX - header_size || size > total ||
+               (size == 0 && total > 0)) {
         link_broken(link, ucx, "a message over the size limit");
-    } else if (get_u32(bytes + 8) != link->sequence_in) {
+    } else if (get_u32(bytes + 8) != link->sequence_in || assembly->size > 0) {
         link_broken(link, ucx, "a message is missing or out of order");
     } else {
         link->sequence_in++;
-        uint64_t header[TRANSPORT_HEADER_MAX / 8];
-        memcpy(header, bytes + WIRE_HEADER_SIZE, header_size);
+        assembly->type = get_u16(bytes + 12);
+        assembly->header_size = header_size;
+        memcpy(assembly->header, bytes + WIRE_HEADER_SIZE, header_size);
+        if (size < total) {
+            assembly_begin(ucx, link, total, data, size);
+            return UCS_OK;
+        }
         const void *view = aligned(ucx, data, size);
         if (view == NULL && size > 0) {
             link_broken(link, ucx, "no memory for a message");
             return UCS_OK;
         }
-        ucx->events.received(ucx->events.ctx, link->id, get_u16(bytes + 12), header, header_size,
-                             view, size);
+        ucx->events.received(ucx->events.ctx, link->id, assembly->type, assembly->header,
+                             header_size, view, size);
+    }
+    return UCS_OK;
+}
+
+static ucs_status_t on_more(void *arg, const void *wire, size_t wire_size, void *data, size_t size,
+                            const ucp_am_recv_param_t *param)
+{
+    struct ucx *ucx = arg;
+    struct link *link = wire_size == MORE_SIZE ? link_by_token(ucx, get_u64(wire)) : NULL;
+    if (link == NULL || link->state != LINK_OPEN) {
+        return UCS_OK;
+    }
+    const unsigned char *bytes = wire;
+    struct assembly *assembly = &link->assembly;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || assembly->size == 0 || size == 0 ||
+        size > assembly->size - assembly->filled || get_u32(bytes + 8) != link->sequence_in - 1 ||
+        get_u32(bytes + 12) != assembly->filled) {
+        link_broken(link, ucx, "a part of a message is missing or out of order");
+        return UCS_OK;
+    }
+    memcpy(assembly->data + assembly->filled, data, size);
+    assembly->filled += size;
+    if (assembly->filled == assembly->size) {
+        assembly->size = 0;
+        ucx->events.received(ucx->events.ctx, link->id, assembly->type, assembly->header,
+                             assembly->header_size, assembly->data, assembly->filled);
     }
     return UCS_OK;
 }
@@ -798,6 +956,8 @@ static unsigned look_after_link(struct ucx *ucx, struct link *link, uint64_t now
         pipe_release(link->pipe);
     }
     const struct link over = *link;
+    free(link->assembly.data);
+    link->assembly.data = NULL;
     link->state = LINK_FREE;
     if (over.known) {
         ucx->events.closed(ucx->events.ctx, over.id, over.why, over.text);
@@ -833,9 +993,13 @@ static unsigned ucx_progress(struct transport *transport)
     struct ucx *ucx = ucx_of(transport);
     unsigned count = 0;
     for (int round = 0; round < PROGRESS_MAX; round++) {
+        ucx->inside = true;
         const unsigned happened = ucp_worker_progress(ucx->worker);
+        ucx->inside = false;
         count += happened;
-        if (happened == 0) {
+        if (ucx->more_out) {
+            pump_all(ucx);
+        } else if (happened == 0) {
             break;
         }
     }
@@ -850,7 +1014,7 @@ static unsigned ucx_progress(struct transport *transport)
 static fl_status ucx_arm(struct transport *transport)
 {
     struct ucx *ucx = ucx_of(transport);
-    if (ucx->attention || ucx->done.first != NULL) {
+    if (ucx->attention || ucx->more_out || ucx->done.first != NULL) {
         return FL_AGAIN;
     }
     const ucs_status_t status = ucp_worker_arm(ucx->worker);
@@ -980,6 +1144,7 @@ static fl_status ucx_send(struct transport *transport, transport_link id, uint16
     send->header_size = WIRE_HEADER_SIZE + header_size;
     put_u16(send->header + 12, type);
     put_u16(send->header + 14, (uint16_t)header_size);
+    put_u32(send->header + 16, (uint32_t)size);
     if (header_size > 0) {
         memcpy(send->header + WIRE_HEADER_SIZE, header, header_size);
     }
@@ -1039,6 +1204,7 @@ static void close_pipes(struct ucx *ucx)
     size_t open = 1;
     while (open > 0 && now_ns() < deadline) {
         (void)ucp_worker_progress(ucx->worker);
+        pump_all(ucx);
         open = 0;
         for (size_t i = 0; i < PIPE_MAX; i++) {
             look_after_pipe(ucx, &ucx->pipes[i], 0);
@@ -1055,6 +1221,7 @@ static void free_sends(struct ucx *ucx)
                (send = list_pop(&ucx->links[i].waiting)) != NULL) {
             send_give(ucx, send);
         }
+        free(ucx->links[i].assembly.data);
     }
     while ((send = list_pop(&ucx->done)) != NULL) {
         send_give(ucx, send);
@@ -1174,13 +1341,17 @@ static bool device_of(const struct fl_network_socket *place, char out[IF_NAMESIZ
 static fl_status configure(ucp_config_t *config, const char *device)
 {
     /* Shared memory would be quicker on one machine, but it does not notice a killed peer; RDMA
-     * takes part when UCX_TLS names it.  One lane, because two may reorder.  UCX keeps to the
+     * takes part when UCX_TLS names it.  One lane, because two may reorder; for the three lines after
+     * it see the top.  UCX keeps to the
      * device we listen on: it would otherwise open data ports on every network of the machine. */
     const struct {
         const char *env, *name, *value;
     } settings[] = {
         {"UCX_TLS", "TLS", "tcp,self"},
         {NULL, "MAX_EAGER_LANES", "1"},
+        {NULL, "ZCOPY_THRESH", "inf"},
+        {NULL, "TCP_TX_SEG_SIZE", "64K"}, /* what is received at once, too: holds a fragment */
+        {NULL, "TCP_MAX_POLL", "1"},
         {"UCX_NET_DEVICES", "NET_DEVICES", device},
     };
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
@@ -1244,8 +1415,11 @@ static fl_status open_worker(struct ucx *ucx)
     const struct {
         unsigned id;
         ucp_am_recv_callback_t cb;
-    } entries[] = {
-        {AM_MESSAGE, on_message}, {AM_KNOCK, on_knock}, {AM_GREET, on_greet}, {AM_BYE, on_bye}};
+    } entries[] = {{AM_MESSAGE, on_message},
+                   {AM_MORE, on_more},
+                   {AM_KNOCK, on_knock},
+                   {AM_GREET, on_greet},
+                   {AM_BYE, on_bye}};
     for (size_t i = 0; error == UCS_OK && i < sizeof(entries) / sizeof(entries[0]); i++) {
         const ucp_am_handler_param_t param = {
             .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
