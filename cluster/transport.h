@@ -104,7 +104,9 @@ struct transport_ops {
  * the one bound, in figures; bound to 0.0.0.0 it is of no use to others (see
  * fl_network_source_toward).  What listens on loopback reaches loopback only.  The listener may be
  * on IPv6, but UCX 1.13 moves data over IPv4 only: machines need both, or IPv4.
- * FL_INVALID for a host that does not resolve, FL_BUSY for a port in use. */
+ * FL_INVALID for a host that does not resolve, FL_BUSY for a port in use, FL_AGAIN while no network
+ * device is up: UCX never uses one that comes up later.  Data goes over ports of its own, which
+ * UCX_TCP_PORT_RANGE=A-B in the environment confines. */
 struct transport_ucx_config {
     const char *listen;
     enum fl_party party;           /* who we say we are; 0: a node */

@@ -621,6 +621,18 @@ static const void *aligned(struct ucx *ucx, const void *data, size_t size)
     return ucx->bounce;
 }
 
+/* UCX loses fragments of a peer that is just dying, and then still hands on what came after. */
+static void link_gap(struct link *link, struct ucx *ucx, uint32_t sequence)
+{
+    char text[TEXT_MAX];
+    snprintf(text, sizeof(text),
+             "connection to %s lost: message %" PRIu32 " came where %" PRIu32 " was due%s",
+             link->peer, sequence, link->sequence_in,
+             link->assembly.size > 0 ? ", in the middle of another" : "");
+    post_own(link->pipe, AM_BYE, link->remote_token, 0, 0, BYE_SIZE);
+    link_end(link, ucx, FL_LINK_LOST, text);
+}
+
 /* The first fragment of a message that has more. */
 static void assembly_begin(struct ucx *ucx, struct link *link, size_t total, const void *data,
                            size_t size)
@@ -645,7 +657,7 @@ static ucs_status_t on_message(void *arg, const void *wire, size_t wire_size, vo
 {
     struct ucx *ucx = arg;
     struct link *link = wire_size >= WIRE_HEADER_SIZE ? link_by_token(ucx, get_u64(wire)) : NULL;
-    if (link == NULL || link->state != LINK_OPEN) {
+    if (link == NULL || link->state != LINK_OPEN || link->pipe->failed) {
         return UCS_OK; /* late, or from nobody we know */
     }
     const unsigned char *bytes = wire;
@@ -659,7 +671,7 @@ static ucs_status_t on_message(void *arg, const void *wire, size_t wire_size, vo
                (size == 0 && total > 0)) {
         link_broken(link, ucx, "a message over the size limit");
     } else if (get_u32(bytes + 8) != link->sequence_in || assembly->size > 0) {
-        link_broken(link, ucx, "a message is missing or out of order");
+        link_gap(link, ucx, get_u32(bytes + 8));
     } else {
         link->sequence_in++;
         assembly->type = get_u16(bytes + 12);
@@ -685,7 +697,7 @@ static ucs_status_t on_more(void *arg, const void *wire, size_t wire_size, void 
 {
     struct ucx *ucx = arg;
     struct link *link = wire_size == MORE_SIZE ? link_by_token(ucx, get_u64(wire)) : NULL;
-    if (link == NULL || link->state != LINK_OPEN) {
+    if (link == NULL || link->state != LINK_OPEN || link->pipe->failed) {
         return UCS_OK;
     }
     const unsigned char *bytes = wire;
@@ -693,7 +705,7 @@ static ucs_status_t on_more(void *arg, const void *wire, size_t wire_size, void 
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || assembly->size == 0 || size == 0 ||
         size > assembly->size - assembly->filled || get_u32(bytes + 8) != link->sequence_in - 1 ||
         get_u32(bytes + 12) != assembly->filled) {
-        link_broken(link, ucx, "a part of a message is missing or out of order");
+        link_gap(link, ucx, get_u32(bytes + 8));
         return UCS_OK;
     }
     memcpy(assembly->data + assembly->filled, data, size);
@@ -1337,6 +1349,23 @@ static bool device_of(const struct fl_network_socket *place, char out[IF_NAMESIZ
     return found;
 }
 
+/* Whether a device other than loopback has an IPv4 address and a cable. */
+static bool network_is_up(void)
+{
+    struct ifaddrs *list = NULL;
+    bool up = false;
+    if (getifaddrs(&list) != 0) {
+        return true; /* UCX will say what is wrong */
+    }
+    for (const struct ifaddrs *device = list; device != NULL; device = device->ifa_next) {
+        const unsigned wanted = IFF_UP | IFF_RUNNING;
+        up = up || (device->ifa_addr != NULL && device->ifa_addr->sa_family == AF_INET &&
+                    (device->ifa_flags & (wanted | IFF_LOOPBACK)) == wanted);
+    }
+    freeifaddrs(list);
+    return up;
+}
+
 /* `device`: what UCX may use, "" for all. */
 static fl_status configure(ucp_config_t *config, const char *device)
 {
@@ -1505,6 +1534,10 @@ static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *co
         FL_TRY(fl_network_address_resolve(&place, sockets, FL_NETWORK_RESOLVED_MAX, &count));
         if (!device_of(&sockets[0], device)) {
             device[0] = '\0';
+        }
+        if (!fl_network_socket_is_loopback(&sockets[0]) && !network_is_up()) {
+            return FL_FAIL(FL_AGAIN, "listening on %s waits for a network device that is up",
+                           config->listen);
         }
     }
     FL_TRY(open_context(ucx, device));

@@ -20,9 +20,6 @@ enum {
     RETRY_MS = 1000,
 };
 
-/* For our own link to a node to end after another node found it gone. */
-#define LOSS_GRACE_NS (30 * FL_NS_PER_MS)
-
 /* ---- what nodes say ---- */
 
 static void take_join(struct coordinator *coordinator, transport_link link,
@@ -68,9 +65,6 @@ static void take_failure(struct coordinator *coordinator, struct placement *plac
     state_failure_text(node, failure, text);
     /* A broken link or a lost neighbour: the next plan goes without it, so trying again helps. */
     const bool lost = failure->code == FL_LINK_LOST || failure->code == FL_NODE_LOST;
-    if (lost) {
-        roster_hold(coordinator->roster, state_now(coordinator) + LOSS_GRACE_NS);
-    }
     placement_drop(coordinator, placement, (fl_status)failure->code, text, lost ? RETRY_MS : 0);
 }
 
@@ -390,7 +384,6 @@ unsigned coordinator_poll(struct coordinator *coordinator, uint64_t *out_next_ns
     const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG); /* clients hear of these */
     unsigned count = worker_collect(coordinator->worker);
     (void)fl_fail_log_at(level);
-    roster_hold(coordinator->roster, 1); /* until roster_poll() below */
     count += peer_poll(coordinator->peers, &next_ns);
     const uint64_t roster_ns = roster_poll(coordinator->roster);
     const uint64_t files_ns = file_server_poll(coordinator->files, state_now(coordinator));

@@ -17,6 +17,8 @@
 
 static const uint64_t leave_wait_ns = 300 * FL_NS_PER_MS;
 
+enum { NETWORK_WAIT_MS = 1000 };
+
 struct program {
     struct settings settings;
     bool has_key;
@@ -90,7 +92,15 @@ static fl_status open_transport(struct program *program)
     program->node_key = program->has_key ? &program->key : NULL;
     const struct transport_ucx_config config = {
         .listen = listen, .party = FL_PARTY_COORDINATOR, .key = program->node_key};
-    return transport_ucx_open(&config, &program->transport);
+    /* UCX only ever uses the network devices that are up when it starts: wait for one. */
+    struct pollfd signals = {.fd = program->signals, .events = POLLIN};
+    fl_status status;
+    while ((status = transport_ucx_open(&config, &program->transport)) == FL_AGAIN) {
+        if (poll(&signals, 1, NETWORK_WAIT_MS) > 0) {
+            return FL_CANCELLED;
+        }
+    }
+    return status;
 }
 
 static fl_status open_clients(struct program *program)

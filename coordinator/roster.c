@@ -28,7 +28,6 @@ struct roster {
     struct roster_wire wire;
     struct fl_clock clock;
     uint64_t incarnation;
-    uint64_t held_until_ns; /* messages wait until then */
     struct pending_link pending[ROSTER_PENDING_MAX];
     struct roster_node nodes[ROSTER_NODE_MAX];
 };
@@ -310,8 +309,7 @@ void roster_send(struct roster *roster, struct roster_node *node,
         roster_hang_up(roster, node);
         return;
     }
-    const bool at_once = node->out_first == NULL && roster->held_until_ns == 0;
-    const fl_status status = at_once ? send_out(roster, node, out) : FL_AGAIN;
+    const fl_status status = node->out_first == NULL ? send_out(roster, node, out) : FL_AGAIN;
     if (status != FL_AGAIN) {
         if (status != FL_OK) {
             roster_hang_up(roster, node);
@@ -335,7 +333,7 @@ fl_status roster_send_data(struct roster *roster, struct roster_node *node, uint
     if (node->state != ROSTER_READY || node->leaving) {
         return FL_LINK_LOST;
     }
-    if (node->out_first != NULL || roster->held_until_ns != 0) {
+    if (node->out_first != NULL) {
         return FL_AGAIN;
     }
     return roster->wire.send(roster->wire.ctx, node->link, type, header, header_size, data, size,
@@ -363,20 +361,10 @@ static bool flush(struct roster *roster, struct roster_node *node)
     return false;
 }
 
-void roster_hold(struct roster *roster, uint64_t until_ns)
-{
-    if (until_ns > roster->held_until_ns) {
-        roster->held_until_ns = until_ns;
-    }
-}
-
 uint64_t roster_poll(struct roster *roster)
 {
     const uint64_t now = fl_clock_now(&roster->clock);
-    if (roster->held_until_ns <= now) {
-        roster->held_until_ns = 0;
-    }
-    uint64_t next_ns = roster->held_until_ns != 0 ? roster->held_until_ns : UINT64_MAX;
+    uint64_t next_ns = UINT64_MAX;
     for (uint32_t i = 0; i < ROSTER_PENDING_MAX; i++) {
         struct pending_link *pending = &roster->pending[i];
         if (pending->link != 0 && pending->deadline_ns <= now) {
@@ -388,7 +376,7 @@ uint64_t roster_poll(struct roster *roster)
             next_ns = pending->deadline_ns;
         }
     }
-    for (uint32_t i = 0; roster->held_until_ns == 0 && i < ROSTER_NODE_MAX; i++) {
+    for (uint32_t i = 0; i < ROSTER_NODE_MAX; i++) {
         if (flush(roster, &roster->nodes[i]) && now + RETRY_NS < next_ns) {
             next_ns = now + RETRY_NS;
         }

@@ -110,11 +110,6 @@ FL_MUST_CHECK fl_status roster_send_data(struct roster *roster, struct roster_no
 /* Close a node's link; down() follows. */
 void roster_hang_up(struct roster *roster, struct roster_node *node);
 
-/* Send nothing before `until_ns`, and nothing from inside a call of the wire either: a poll()
- * follows.  When one node dies, others may say so before our own link to it does, and what is sent
- * into a link in that moment makes UCX 1.13 abort: the wire must see the end of the link first. */
-void roster_hold(struct roster *roster, uint64_t until_ns);
-
 /* Send what waits and close links that never joined; returns when to call again at the latest. */
 uint64_t roster_poll(struct roster *roster);
 

@@ -146,8 +146,36 @@ static bool sleep_unless_stopped(struct program *program, uint64_t wait_ns)
     return poll(&fd, 1, (int)(wait_ns / FL_NS_PER_MS)) > 0;
 }
 
+/* Our address toward the coordinator.  A box that starts before its network, or before the name of
+ * the coordinator resolves, waits; FL_CANCELLED when a signal ends that. */
+static fl_status wait_for_route(struct program *program, char out[FL_NETWORK_TEXT_MAX])
+{
+    while (fl_network_source_toward(program->options.join, out) != FL_OK) {
+        if (sleep_unless_stopped(program, resolve_wait_ns)) {
+            return FL_CANCELLED;
+        }
+    }
+    return FL_OK;
+}
+
+/* UCX only ever uses the network devices that are up when it starts. */
+static fl_status open_transport(struct program *program, const char *listen)
+{
+    const struct transport_ucx_config ucx = {
+        .listen = listen, .party = FL_PARTY_NODE, .key = program->has_key ? &program->key : NULL};
+    char host[FL_NETWORK_TEXT_MAX];
+    fl_status status;
+    FL_TRY(wait_for_route(program, host));
+    while ((status = transport_ucx_open(&ucx, &program->transport)) == FL_AGAIN) {
+        if (sleep_unless_stopped(program, resolve_wait_ns)) {
+            return FL_CANCELLED;
+        }
+    }
+    return status;
+}
+
 /* Where to listen when nobody says: where those who reach the coordinator reach this node too.
- * FL_CANCELLED when a signal ends the wait for a name to resolve. */
+ * FL_CANCELLED when a signal ends the wait for the network. */
 static fl_status default_listen(struct program *program, char out[FL_NETWORK_TEXT_MAX])
 {
     const char *join = program->options.join;
@@ -156,11 +184,7 @@ static fl_status default_listen(struct program *program, char out[FL_NETWORK_TEX
         return FL_OK;
     }
     char host[FL_NETWORK_TEXT_MAX];
-    while (fl_network_source_toward(join, host) != FL_OK) {
-        if (sleep_unless_stopped(program, resolve_wait_ns)) {
-            return FL_CANCELLED;
-        }
-    }
+    FL_TRY(wait_for_route(program, host));
     snprintf(out, FL_NETWORK_TEXT_MAX, "%.*s:0", FL_NETWORK_TEXT_MAX - 3, host);
     return FL_OK;
 }
@@ -209,9 +233,7 @@ static fl_status open_pool(struct program *program, struct node_config *config)
                        "key; 'firstlight keygen' makes one",
                        listen);
     }
-    const struct transport_ucx_config ucx = {
-        .listen = listen, .party = FL_PARTY_NODE, .key = program->has_key ? &program->key : NULL};
-    FL_TRY(transport_ucx_open(&ucx, &program->transport));
+    FL_TRY(open_transport(program, listen));
     program->transport->ops->address(program->transport, &config->join.address);
     FL_TRY(advertise(program, &config->join.address));
     config->rejoin = true;
