@@ -20,7 +20,7 @@
 enum {
     PEERS = 6,
     LINKS = 48,
-    KILL_EVERY_MS = 120,
+    KILL_EVERY_MS = 40,
     DATA_MAX = 1 << 20,
     TYPE_DATA = 32,
     TYPE_MEET = 33, /* data: the address of another peer */
