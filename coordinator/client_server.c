@@ -571,7 +571,6 @@ static void take_frames(struct client_server *server, struct client *client)
         size_t size = 0;
         memmove(client->in, client->in + taken, client->in_used - taken);
         client->in_used -= taken;
-        taken = 0;
         if (client->in_used < FL_FRAME_HEADER_SIZE || !frame_size(server, client, &size) ||
             client->in_used < FL_FRAME_HEADER_SIZE + size) {
             break;

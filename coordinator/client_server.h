@@ -66,8 +66,8 @@ int client_server_fd(const struct client_server *server);
 /* Read, write, accept, and close what is overdue; returns when to call again at the latest. */
 uint64_t client_server_poll(struct client_server *server);
 
-/* Queue an event, and send what the socket takes.  Unknown clients are gone: ignored. */
-void client_server_send(struct client_server *server, uint64_t client,
+/* Queue an event for a client's handle, and send what the socket takes.  Unknown clients are gone: ignored. */
+void client_server_send(struct client_server *server, uint64_t handle,
                         const struct fl_client_event *event);
 
 #ifdef __cplusplus

@@ -239,7 +239,7 @@ static void on_received(void *ctx, transport_link link, uint16_t type, const voi
      * memory, answers are packed in the lower. */
     struct fl_arena arena;
     struct fl_cluster_message message;
-    fl_arena_init(&arena, courier->scratch.base + COURIER_PACK_SIZE * 4, COURIER_UNPACK_SIZE);
+    fl_arena_init(&arena, courier->scratch.base + COURIER_ANSWER_SIZE, COURIER_UNPACK_SIZE);
     if (type != FL_WIRE_CONTROL ||
         fl_cluster_message_unpack(data, size, &arena, &message) != FL_OK) {
         courier_intruder(courier, link,
@@ -562,7 +562,7 @@ void courier_census(struct courier *courier, struct node_census *out)
 fl_status courier_open(const struct courier_config *config, struct courier **out)
 {
     struct courier *courier = calloc(1, sizeof(*courier));
-    unsigned char *scratch = malloc(COURIER_PACK_SIZE * 4 + COURIER_UNPACK_SIZE);
+    unsigned char *scratch = malloc((size_t)COURIER_ANSWER_SIZE + COURIER_UNPACK_SIZE);
     unsigned char *packed = malloc(COURIER_PACK_SIZE);
     if (courier == NULL || scratch == NULL || packed == NULL) {
         free(courier);
@@ -576,7 +576,7 @@ fl_status courier_open(const struct courier_config *config, struct courier **out
     courier->outbox = compute_outbox(config->compute);
     courier->retry_wait_ns = retry_first_ns;
     courier->packed = packed;
-    fl_arena_init(&courier->scratch, scratch, COURIER_PACK_SIZE * 4);
+    fl_arena_init(&courier->scratch, scratch, COURIER_ANSWER_SIZE);
     const struct peer_config peer_config = {
         .transport = config->transport,
         .clock = config->clock,

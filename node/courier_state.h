@@ -18,7 +18,8 @@
 
 enum {
     COURIER_UNPACK_SIZE = 4 * FL_CLUSTER_MESSAGE_MAX,
-    COURIER_PACK_SIZE = 1 << 20, /* a node's own messages are small */
+    COURIER_PACK_SIZE = 1 << 20,                 /* a node's own messages are small */
+    COURIER_ANSWER_SIZE = 4 * COURIER_PACK_SIZE, /* scratch memory to pack one */
     COURIER_NEIGHBOUR_MAX = 64,
     COURIER_HELD_MAX = 32,
     COURIER_PARCEL_MAX = 512, /* activations whose data the transport still reads */

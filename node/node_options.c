@@ -148,7 +148,12 @@ static void default_name(char out[FL_NAME_MAX])
     (void)gethostname(host, sizeof(host) - 1);
     size_t size = 0;
     for (size_t i = 0; host[i] != '\0'; i++) {
-        out[size++] = name_char(host[i]) ? host[i] : '-';
+        const char good = host[i];
+        out[size] = '-';
+        if (name_char(good)) {
+            out[size] = good;
+        }
+        size++;
     }
     out[size] = '\0';
     if (size == 0) {

@@ -49,7 +49,9 @@ static void flatten(char *line, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
         const unsigned char byte = (unsigned char)line[i];
-        line[i] = byte < 0x20 || byte == 0x7f ? '?' : line[i];
+        if (byte < 0x20 || byte == 0x7f) {
+            line[i] = '?';
+        }
     }
 }
 
