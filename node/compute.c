@@ -93,7 +93,7 @@ static struct compute_plan *entry_of(struct compute *compute, const struct node_
             return &compute->plans[i];
         }
     }
-    FL_ASSERT(!"the wire thread names plans that are open");
+    FL_ASSERT(false && "the wire thread names plans that are open");
     return NULL;
 }
 
@@ -246,7 +246,7 @@ static void take_plan(struct compute *compute, struct node_plan *plan)
             return;
         }
     }
-    FL_ASSERT(!"the wire thread counts plans");
+    FL_ASSERT(false && "the wire thread counts plans");
 }
 
 static void take_unplan(struct compute *compute, struct node_plan *plan)
@@ -325,7 +325,7 @@ static void take_order(struct compute *compute, uint32_t kind, void *record)
     case COMPUTE_RETURN:
     case COMPUTE_ROWS: break;
     }
-    FL_ASSERT(!"an order in the wrong mailbox");
+    FL_ASSERT(false && "an order in the wrong mailbox");
 }
 
 static bool take_orders(struct compute *compute)

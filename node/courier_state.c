@@ -96,7 +96,7 @@ struct courier_plan *courier_plan_entry(struct courier *courier, const struct no
             return &courier->plans[i];
         }
     }
-    FL_ASSERT(!"compute names plans that it was given");
+    FL_ASSERT(false && "compute names plans that it was given");
     return NULL;
 }
 

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { KIND_SKIP = UINT32_MAX }; /* the rest up to the end of the ring holds nothing */
+#define KIND_SKIP UINT32_MAX /* the rest up to the end of the ring holds nothing */
 
 struct record {
     uint32_t kind;

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { INBOX_NONE = UINT32_MAX };
+#define INBOX_NONE UINT32_MAX
 
 struct inbox;
 

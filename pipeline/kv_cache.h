@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-enum { KV_CACHE_NONE = UINT32_MAX };
+#define KV_CACHE_NONE UINT32_MAX
 
 struct kv_cache;
 

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-enum { RUN_DEAD = UINT32_MAX };
+#define RUN_DEAD UINT32_MAX
 
 struct run_segment {
     uint32_t request; /* the stage's index of it, or RUN_DEAD */

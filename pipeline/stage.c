@@ -14,7 +14,7 @@
 #include "pipeline/sampler.h"
 #include "pipeline/stage_plan.h"
 
-enum { NONE = UINT32_MAX };
+#define NONE UINT32_MAX
 
 /* A request admitted and not ended.  Its rows are, by position:
  *   0 .. next_run - 1        in the KV cache, or in a run

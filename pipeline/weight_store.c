@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { NO_PIECE = UINT32_MAX };
+#define NO_PIECE UINT32_MAX
 
 /* One piece's place in memory.  `published` and the bytes it stands for pass from the loader
  * thread to the compute thread; the rest is constant after open, `holders` is the compute

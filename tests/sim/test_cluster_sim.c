@@ -230,7 +230,7 @@ static const struct sim_question *long_one(const char *model, uint32_t count)
             return question;
         }
     }
-    FL_ASSERT(!"a question of that length");
+    FL_ASSERT(false && "a question of that length");
     return NULL;
 }
 
