@@ -176,7 +176,7 @@ fl_status chat_template_recognise(struct gguf_string program, struct chat_templa
     return FL_OK;
 }
 
-static fl_status from_name(const char *name, struct chat_template *out)
+fl_status chat_template_named(const char *name, struct chat_template *out)
 {
     for (size_t i = 0; i < CHAT_FAMILIES; i++) {
         if (strcmp(names[i], name) == 0) {
@@ -205,7 +205,7 @@ fl_status chat_template_open(const struct gguf *gguf, const struct vocabulary *v
     static const char key[] = "tokenizer.chat_template";
     struct gguf_string program = {0};
     if (name != NULL) {
-        FL_TRY(from_name(name, out));
+        FL_TRY(chat_template_named(name, out));
     } else if (!gguf_has(gguf, key)) {
         return FL_FAIL(FL_NOT_FOUND,
                        "chat template: the model file has none (%s); name a family "

@@ -95,6 +95,9 @@ FL_MUST_CHECK fl_status chat_template_open(const struct gguf *gguf,
 FL_MUST_CHECK fl_status chat_template_recognise(struct gguf_string program,
                                                 struct chat_template *out);
 
+/* The family of that name.  FL_UNSUPPORTED when there is none. */
+FL_MUST_CHECK fl_status chat_template_named(const char *name, struct chat_template *out);
+
 /* The family's name, as --template takes it. */
 const char *chat_template_name(const struct chat_template *chat);
 

@@ -1,7 +1,9 @@
 /* main.c - firstlight-coordinator: opens the doors and turns the main loop. */
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cluster/bootstrap_mpi.h"
@@ -83,7 +85,9 @@ static fl_status open_transport(struct program *program)
     if (bootstrap_mpi_present()) {
         return open_mpi_transport(program);
     }
-    if (!program->has_key && !fl_network_text_is_loopback(listen)) {
+    bool loopback = false;
+    FL_TRY(fl_network_text_is_loopback(listen, &loopback));
+    if (!program->has_key && !loopback) {
         return FL_FAIL(FL_DENIED,
                        "--listen %s is reached from other machines: that needs a pool key "
                        "(firstlight keygen --out FILE, then --key-file FILE)",
@@ -145,6 +149,10 @@ static void say_ready(const struct program *program)
                (const char *)address.bytes);
     }
     fl_log(FL_LOG_INFO, "models from %s", program->settings.models);
+    if (access(program->settings.models, R_OK | X_OK) != 0) {
+        fl_log(FL_LOG_WARN, "%s cannot be read (%s): there are no models until it can",
+               program->settings.models, strerror(errno));
+    }
 }
 
 static int wait_ms(uint64_t next_ns, uint64_t now_ns)

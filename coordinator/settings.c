@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cluster/topology.h"
+#include "coordinator/chat_template.h"
 #include "proto/base/size_text.h"
 
 static const char HELP[] =
@@ -162,6 +164,13 @@ static fl_status add_client_listen(const char *text, struct settings *out)
     return FL_OK;
 }
 
+static fl_status read_family(const char *text, struct settings *out)
+{
+    struct chat_template family;
+    FL_TRY(chat_template_named(text, &family));
+    return copy_text("--template", text, out->chat_family, sizeof(out->chat_family));
+}
+
 static fl_status take_option(int option, const char *text, struct settings *out)
 {
     struct coordinator_settings *more = &out->coordinator;
@@ -180,8 +189,7 @@ static fl_status take_option(int option, const char *text, struct settings *out)
     case OPTION_ACTIVATIONS: return read_activations(text, &more->activations_f32);
     case OPTION_SPLIT: return read_split(text, more);
     case OPTION_NO_OVERLAP: more->no_overlap = true; return FL_OK;
-    case OPTION_TEMPLATE:
-        return copy_text("--template", text, out->chat_family, sizeof(out->chat_family));
+    case OPTION_TEMPLATE: return read_family(text, out);
     case OPTION_LOG: return read_level(text, &out->log);
     case OPTION_CONFIG: return FL_OK; /* taken before the others */
     default: break;
@@ -261,14 +269,29 @@ static fl_status find_file(int argc, char **argv, struct settings *out)
     return FL_OK;
 }
 
-static void finish(struct settings *out)
+/* A folder that is not there yet may come later; a file will never be one. */
+static fl_status check_models(const char *path)
 {
+    struct stat found;
+    if (stat(path, &found) == 0 && !S_ISDIR(found.st_mode)) {
+        return FL_FAIL(FL_INVALID,
+                       "--models %.200s is no folder; the one with the .gguf files is "
+                       "wanted",
+                       path);
+    }
+    return FL_OK;
+}
+
+static fl_status finish(struct settings *out)
+{
+    FL_TRY(check_models(out->models));
     if (out->client_listen_count == 0) {
         snprintf(out->client_listen[0], sizeof(out->client_listen[0]), "127.0.0.1:7411");
         out->client_listen_count = 1;
     }
     out->coordinator.models_folder = out->models;
     out->coordinator.chat_family = out->chat_family[0] != '\0' ? out->chat_family : NULL;
+    return FL_OK;
 }
 
 fl_status settings_read(int argc, char **argv, struct settings *out)
@@ -306,6 +329,5 @@ fl_status settings_read(int argc, char **argv, struct settings *out)
         return FL_FAIL(FL_INVALID, "'%s' is not understood; --help lists the options",
                        argv[optind]);
     }
-    finish(out);
-    return FL_OK;
+    return finish(out);
 }

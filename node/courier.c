@@ -497,7 +497,10 @@ static uint64_t connect_coordinator(struct courier *courier, uint64_t now)
         return courier->retry_ns;
     }
     transport_link link = 0;
+    /* A name that does not resolve for hours is said now and then by coordinator_down(). */
+    const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG);
     const fl_status status = peer_connect(courier->peers, &courier->config.coordinator, &link);
+    (void)fl_fail_log_at(level);
     if (status != FL_OK) {
         coordinator_down(courier, FL_LINK_LOST, fl_last_error());
         return courier->retry_ns;

@@ -150,12 +150,19 @@ static bool sleep_unless_stopped(struct program *program, uint64_t wait_ns)
  * the coordinator resolves, waits; FL_CANCELLED when a signal ends that. */
 static fl_status wait_for_route(struct program *program, char out[FL_NETWORK_TEXT_MAX])
 {
-    while (fl_network_source_toward(program->options.join, out) != FL_OK) {
-        if (sleep_unless_stopped(program, resolve_wait_ns)) {
-            return FL_CANCELLED;
+    const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG);
+    bool said = false;
+    fl_status status = FL_OK;
+    while (status == FL_OK && fl_network_source_toward(program->options.join, out) != FL_OK) {
+        if (!said) { /* once, however long it takes */
+            fl_log(FL_LOG_WARN, "coordinator cannot be reached: %s; trying until it can",
+                   fl_last_error());
+            said = true;
         }
+        status = sleep_unless_stopped(program, resolve_wait_ns) ? FL_CANCELLED : FL_OK;
     }
-    return FL_OK;
+    (void)fl_fail_log_at(level);
+    return status;
 }
 
 /* UCX only ever uses the network devices that are up when it starts. */
@@ -179,12 +186,14 @@ static fl_status open_transport(struct program *program, const char *listen)
 static fl_status default_listen(struct program *program, char out[FL_NETWORK_TEXT_MAX])
 {
     const char *join = program->options.join;
-    if (fl_network_text_is_loopback(join)) {
+    char host[FL_NETWORK_TEXT_MAX];
+    bool loopback = false;
+    FL_TRY(wait_for_route(program, host));
+    FL_TRY(fl_network_text_is_loopback(join, &loopback));
+    if (loopback) {
         snprintf(out, FL_NETWORK_TEXT_MAX, "127.0.0.1:0");
         return FL_OK;
     }
-    char host[FL_NETWORK_TEXT_MAX];
-    FL_TRY(wait_for_route(program, host));
     snprintf(out, FL_NETWORK_TEXT_MAX, "%.*s:0", FL_NETWORK_TEXT_MAX - 3, host);
     return FL_OK;
 }
@@ -222,12 +231,20 @@ static fl_status open_pool(struct program *program, struct node_config *config)
     const char *listen = program->options.listen;
     const size_t join_size = strlen(program->options.join);
     FL_TRY(fl_network_address_parse(program->options.join, join_size, &join));
+    if (join.is_unix || join.port == 0) {
+        return FL_FAIL(FL_INVALID,
+                       "--join is '%.80s'; the HOST:PORT where nodes are welcome "
+                       "would be right",
+                       program->options.join);
+    }
     FL_TRY(read_key(program));
     if (listen == NULL) {
         FL_TRY(default_listen(program, chosen));
         listen = chosen;
     }
-    if (!program->has_key && !fl_network_text_is_loopback(listen)) {
+    bool loopback = false;
+    FL_TRY(fl_network_text_is_loopback(listen, &loopback));
+    if (!program->has_key && !loopback) {
         return FL_FAIL(FL_DENIED,
                        "listening on %s, which others can reach, needs --key-file with the pool's "
                        "key; 'firstlight keygen' makes one",

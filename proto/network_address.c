@@ -156,21 +156,18 @@ bool fl_network_socket_is_loopback(const struct fl_network_socket *socket)
     return socket->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6.sin6_addr);
 }
 
-bool fl_network_text_is_loopback(const char *text)
+fl_status fl_network_text_is_loopback(const char *text, bool *out)
 {
     struct fl_network_address address;
     struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
     size_t count = 0;
-    if (fl_network_address_parse(text, strlen(text), &address) != FL_OK ||
-        fl_network_address_resolve(&address, sockets, FL_NETWORK_RESOLVED_MAX, &count) != FL_OK) {
-        return false;
-    }
+    FL_TRY(fl_network_address_parse(text, strlen(text), &address));
+    FL_TRY(fl_network_address_resolve(&address, sockets, FL_NETWORK_RESOLVED_MAX, &count));
+    *out = true;
     for (size_t i = 0; i < count; i++) {
-        if (!fl_network_socket_is_loopback(&sockets[i])) {
-            return false;
-        }
+        *out = *out && fl_network_socket_is_loopback(&sockets[i]);
     }
-    return true;
+    return FL_OK;
 }
 
 /* The address alone, IPv6 in brackets; returns the port. */

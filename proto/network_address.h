@@ -57,8 +57,8 @@ FL_MUST_CHECK fl_status fl_network_address_resolve(const struct fl_network_addre
 /* True for 127.0.0.0/8, ::1 and unix sockets: nobody else's machine reaches them. */
 bool fl_network_socket_is_loopback(const struct fl_network_socket *socket);
 
-/* True when every address the text resolves to is loopback; false also for text that is none. */
-bool fl_network_text_is_loopback(const char *text);
+/* Whether every address the text resolves to is loopback.  FL_INVALID as parse and resolve. */
+FL_MUST_CHECK fl_status fl_network_text_is_loopback(const char *text, bool *out);
 
 /* "127.0.0.1:7411", "[::1]:7411", "unix:/path"; out [FL_NETWORK_TEXT_MAX]. */
 void fl_network_socket_text(const struct fl_network_socket *socket, char *out);

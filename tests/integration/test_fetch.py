@@ -26,6 +26,13 @@ def cache_files(pool, name):
     return glob.glob(pool.path(f"cache-{name}") + "/*/*.piece")
 
 
+def wait_for_entries(pool):
+    # The first token waits neither for the embedding table nor for what is written to the caches.
+    pieces = sum(stage["pieces_total"] for stage in pool.status()["loaded"][0]["stages"])
+    cluster.wait_until(lambda: sum(len(cache_files(pool, name)) for name in pool.nodes) == pieces, 20,
+                       "every piece is kept")
+
+
 def restart_node(pool, name):
     assert pool.nodes[name].stop() == 0
     pool.start_node(name)
@@ -37,10 +44,7 @@ def fetches_once_then_reads_its_cache():
     want = reference()
     with cluster.Pool(nodes=3, fetch=True) as pool:
         assert facts(pool.generate(MODEL, *PROMPT).json()) == want
-        # The first token waits neither for the embedding table nor for what is written to the caches.
-        pieces = sum(stage["pieces_total"] for stage in pool.status()["loaded"][0]["stages"])
-        cluster.wait_until(lambda: sum(len(cache_files(pool, name)) for name in pool.nodes) == pieces, 20,
-                           "every piece is kept")
+        wait_for_entries(pool)
         kept = {name: sum(map(os.path.getsize, cache_files(pool, name))) for name in pool.nodes}
         whole = os.path.getsize(os.path.join(cluster.MODELS, MODEL + ".gguf"))
         assert all(0 < size < 0.75 * whole for size in kept.values()), f"{kept} of {whole}: each keeps its own part"
@@ -56,6 +60,7 @@ def corrupted_entry_is_dropped_and_fetched_again():
     want = reference()
     with cluster.Pool(nodes=2, fetch=True) as pool:
         assert facts(pool.generate(MODEL, *PROMPT).json()) == want
+        wait_for_entries(pool)
         entries = sorted(cache_files(pool, "box1"), key=os.path.getsize)
         for path, damage in ((entries[-1], "flip"), (entries[-2], "cut"), (entries[-3], "empty")):
             with open(path, "r+b") as entry:

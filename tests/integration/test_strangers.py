@@ -148,7 +148,33 @@ def other_addresses_need_a_key():
         assert "key" in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+def wrong_addresses_cost_one_line():
+    for program, arguments in (("firstlight-coordinator", ["--listen", "x"]),
+                               ("firstlight-coordinator", ["--listen", "127.0.0.1:99999"]),
+                               ("firstlight-coordinator", ["--listen", "no.such.host.invalid:0"]),
+                               ("firstlight-coordinator", ["--client-listen", "unix:/nonexistent/a"]),
+                               ("firstlight-node", ["--join", "127.0.0.1:0"]),
+                               ("firstlight-node", ["--join", "unix:/tmp/x"]),
+                               ("firstlight-node", ["--join", "127.0.0.1:1", "--listen", "x"])):
+        more = ["--client-listen", "127.0.0.1:0"] if arguments[0] == "--listen" and "coord" in program else []
+        done = subprocess.run([cluster.program(program), *more, *arguments], capture_output=True, text=True, timeout=20,
+                              check=False)
+        assert done.returncode in (1, 2), (program, arguments, done)
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "key" not in done.stderr, f"{arguments}: a key would not help: {done.stderr}"
+
+
+def a_name_that_does_not_resolve_is_said_once():
+    with cluster.Pool(nodes=0) as pool:
+        lost = pool.start("lost", [*pool.node_line("lost"), "--join", "no.such.host.invalid:7412"])
+        cluster.wait_until(lambda: "does not resolve" in lost.log(), 20, "the node says what is wrong")
+        time.sleep(5)  # two more tries
+        assert lost.alive() and lost.log().count("\n") == 1, lost.log()
+        assert lost.stop() == 0
+
+
 if __name__ == "__main__":
     cluster.main([garbage_on_the_client_port, half_frame_then_silence, garbage_on_the_node_port, many_silent_clients,
                   client_that_vanishes_frees_the_cluster, wrong_and_missing_keys_are_refused,
-                  other_addresses_need_a_key])
+                  other_addresses_need_a_key, wrong_addresses_cost_one_line,
+                  a_name_that_does_not_resolve_is_said_once])

@@ -198,6 +198,13 @@ static void test_addresses(void)
     CHECK(!is_address(large));
 }
 
+static bool is_loopback(const char *text)
+{
+    bool loopback = false;
+    CHECK_EQ(fl_network_text_is_loopback(text, &loopback), FL_OK);
+    return loopback;
+}
+
 static void test_resolve(void)
 {
     struct fl_network_address address;
@@ -209,13 +216,14 @@ static void test_resolve(void)
     fl_network_socket_text(&sockets[0], text);
     CHECK_EQ(strcmp(text, "127.0.0.1:7411"), 0); /* IPv4 first */
     CHECK(fl_network_socket_is_loopback(&sockets[0]));
-    CHECK(fl_network_text_is_loopback("127.0.0.5:1"));
-    CHECK(fl_network_text_is_loopback("[::1]:1"));
-    CHECK(fl_network_text_is_loopback("unix:/x"));
-    CHECK(!fl_network_text_is_loopback("0.0.0.0:1"));
-    CHECK(!fl_network_text_is_loopback("[::]:1"));
-    CHECK(!fl_network_text_is_loopback("192.0.2.1:1"));
-    CHECK(!fl_network_text_is_loopback("nonsense"));
+    CHECK(is_loopback("127.0.0.5:1"));
+    CHECK(is_loopback("[::1]:1"));
+    CHECK(is_loopback("unix:/x"));
+    CHECK(!is_loopback("0.0.0.0:1"));
+    CHECK(!is_loopback("[::]:1"));
+    CHECK(!is_loopback("192.0.2.1:1"));
+    bool loopback;
+    CHECK_EQ(fl_network_text_is_loopback("nonsense", &loopback), FL_INVALID);
     CHECK_EQ(fl_network_source_toward("127.0.0.1:7411", text), FL_OK);
     CHECK_EQ(strcmp(text, "127.0.0.1"), 0);
     CHECK_EQ(fl_network_source_toward("unix:/x", text), FL_INVALID);
