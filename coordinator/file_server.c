@@ -123,6 +123,10 @@ static fl_status read_ranges(struct transfer *transfer)
         status = read_range(fd, path, &transfer->ranges[i], out);
         out += transfer->ranges[i].size;
     }
+    /* Nodes keep what they fetch under this model's identity: bytes of another file may not pass. */
+    if (status == FL_OK) {
+        status = gguf_file_check(model_gguf(transfer->model->model), transfer->file, fd);
+    }
     close(fd);
     if (status == FL_OK) {
         transfer->checksum = fl_checksum64(transfer->data, transfer->size);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "pipeline/model.h"
+#include "proto/base/utf8.h"
 
 struct model_shelf {
     char path[MODEL_SHELF_PATH_MAX];
@@ -99,7 +100,8 @@ static bool describe(const struct model_shelf *folder, const char *entry, struct
     unsigned count = 1;
     const bool split = split_part(entry, stem_size, &part, &count);
     const size_t name_size = split ? stem_size - PART_SIZE : stem_size;
-    if (part != 1 || name_size == 0 || name_size >= FL_MODEL_NAME_MAX) {
+    if (part != 1 || name_size == 0 || name_size >= FL_MODEL_NAME_MAX ||
+        fl_utf8_clean_size(entry, name_size) != name_size) { /* nobody could ask for it */
         return false;
     }
     const int size = snprintf(file->path, sizeof(file->path), "%s/%s", folder->path, entry);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 
 enum { ESCAPED_KEPT_SIZE = 64 << 10 };
 

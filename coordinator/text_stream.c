@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 
 static const char replacement[] = "\xef\xbf\xbd"; /* U+FFFD */
 

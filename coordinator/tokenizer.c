@@ -7,7 +7,7 @@
 #include "coordinator/bpe.h"
 #include "coordinator/spm.h"
 #include "coordinator/token_list.h"
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 
 enum { SPAN_KEPT_COUNT = 4096 };
 

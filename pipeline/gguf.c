@@ -28,6 +28,9 @@ static const char memory_path[] = "model in memory";
 struct part {
     char *path;
     uint64_t file_size;
+    dev_t device; /* with inode and time of change: which file it was */
+    ino_t inode;
+    struct timespec changed;
     size_t header_size;
     void *mapping; /* anonymous memory that holds the header, or NULL when it is borrowed */
     size_t mapping_size;
@@ -328,6 +331,9 @@ static fl_status read_part(struct gguf *gguf, struct part *part, int fd)
                        S_ISDIR(info.st_mode) ? "a folder" : "not a regular file");
     }
     part->file_size = (uint64_t)info.st_size;
+    part->device = info.st_dev;
+    part->inode = info.st_ino;
+    part->changed = info.st_mtim;
     struct gguf_cursor cursor = {.path = part->path,
                                  .file_size = part->file_size,
                                  .fd = fd,
@@ -541,6 +547,21 @@ uint64_t gguf_file_size(const struct gguf *gguf, uint32_t file)
 {
     FL_ASSERT(file < gguf->part_count);
     return gguf->parts[file].file_size;
+}
+
+fl_status gguf_file_check(const struct gguf *gguf, uint32_t file, int fd)
+{
+    FL_ASSERT(file < gguf->part_count);
+    const struct part *part = &gguf->parts[file];
+    struct stat info;
+    if (fstat(fd, &info) != 0 || info.st_dev != part->device || info.st_ino != part->inode ||
+        (uint64_t)info.st_size != part->file_size || info.st_mtim.tv_sec != part->changed.tv_sec ||
+        info.st_mtim.tv_nsec != part->changed.tv_nsec) {
+        return FL_FAIL(FL_IO,
+                       "%s: was replaced or changed since the model was opened; load it again",
+                       part->path);
+    }
+    return FL_OK;
 }
 
 uint32_t gguf_tensor_count(const struct gguf *gguf)

@@ -83,6 +83,10 @@ uint32_t gguf_file_count(const struct gguf *gguf);
 const char *gguf_file_path(const struct gguf *gguf, uint32_t file);
 uint64_t gguf_file_size(const struct gguf *gguf, uint32_t file);
 
+/* Whether the open file `fd` is what gguf_open() read, neither replaced nor written to since.  FL_IO
+ * when it is not.  Ask after reading: what was read before is then of this model. */
+FL_MUST_CHECK fl_status gguf_file_check(const struct gguf *gguf, uint32_t file, int fd);
+
 uint32_t gguf_tensor_count(const struct gguf *gguf);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint32_t index);
 /* NULL when there is none. */

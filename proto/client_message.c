@@ -5,8 +5,8 @@
 
 #include "proto/client.pb-c.h"
 
+#include "proto/base/utf8.h"
 #include "proto/message_field.h"
-#include "proto/utf8.h"
 
 enum { ROLE_SIZE_MAX = 16, TEMPLATE_SIZE_MAX = 32 };
 

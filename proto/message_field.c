@@ -7,7 +7,7 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 
 enum { SHOWN_MAX = 64 }; /* bytes of a foreign text that a sentence quotes */
 

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/base/utf8.h"
+
 static const char *log_program = "";
 static enum fl_log_level log_level = FL_LOG_WARN;
 
@@ -44,17 +46,6 @@ static size_t stored(int wanted, size_t size)
     return (size_t)wanted < size ? (size_t)wanted : size - 1;
 }
 
-/* One event is one line, whatever a peer's text holds. */
-static void flatten(char *line, size_t size)
-{
-    for (size_t i = 0; i < size; i++) {
-        const unsigned char byte = (unsigned char)line[i];
-        if (byte < 0x20 || byte == 0x7f) {
-            line[i] = '?';
-        }
-    }
-}
-
 void fl_log(enum fl_log_level level, const char *format, ...)
 {
     if (level > log_level) {
@@ -69,7 +60,7 @@ void fl_log(enum fl_log_level level, const char *format, ...)
     va_start(args, format);
     used += stored(vsnprintf(line + used, sizeof(line) - used, format, args), sizeof(line) - used);
     va_end(args);
-    flatten(line, used);
+    fl_utf8_clean(line, used); /* one event is one line, whatever a peer's text holds */
     line[used < sizeof(line) ? used++ : sizeof(line) - 1] = '\n';
     /* A log line that cannot be written has nowhere to be reported. */
     (void)!write(STDERR_FILENO, line, used);

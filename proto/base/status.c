@@ -2,8 +2,10 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "proto/base/log.h"
+#include "proto/base/utf8.h"
 
 enum { LAST_ERROR_SIZE = 512 };
 
@@ -52,6 +54,7 @@ fl_status fl_fail(fl_status code, const char *file, int line, const char *format
     va_start(args, format);
     vsnprintf(last_error, sizeof(last_error), format, args);
     va_end(args);
+    fl_utf8_clean(last_error, strlen(last_error)); /* it may quote a file or a peer, or be cut */
 
     fl_log(FL_LOG_DEBUG, "%s raised at %s:%d", fl_status_text(code), file, line);
     fl_log(fl_status_scope(code) == FL_SCOPE_PROCESS ? FL_LOG_ERROR : fail_level, "%s", last_error);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/utf8.h"
 #include "proto/client_message.h"
-#include "proto/utf8.h"
 
 fl_status input_text_check(const char *what, const char *text, size_t size)
 {

@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 
 const char *plain_text(const char *text, char *out, size_t size)
 {

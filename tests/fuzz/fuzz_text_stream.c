@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "proto/base/log.h"
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 #include "tests/support/vocabulary_fixture.h"
 
 enum { STOPS = 2, TEXT_MAX = 1 << 20 };

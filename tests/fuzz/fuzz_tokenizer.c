@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "proto/base/log.h"
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 #include "tests/support/vocabulary_fixture.h"
 
 static const char *const pres[] = {"default", "gpt-2", "llama-bpe", "qwen2", "smollm"};

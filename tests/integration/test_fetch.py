@@ -2,8 +2,10 @@
 """Nodes without the model file: they fetch their ranges, keep them, and never use a bad copy."""
 import glob
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
 import pool as cluster
@@ -78,6 +80,24 @@ def corrupted_entry_is_dropped_and_fetched_again():
         assert facts(pool.generate(MODEL, *PROMPT).json()) == want
 
 
+def a_file_replaced_while_it_is_fetched_spoils_no_cache():
+    want = reference()
+    source = os.path.join(cluster.MODELS, MODEL + ".gguf")
+    with tempfile.TemporaryDirectory() as folder, cluster.Pool(nodes=2, models=folder, fetch=True) as pool:
+        mine, other = os.path.join(folder, MODEL + ".gguf"), os.path.join(folder, "other")
+        shutil.copy(source, mine)
+        running = pool.client("generate", "--model", MODEL, *PROMPT)
+        cluster.wait_until(lambda: cache_files(pool, "box1") or running.poll() is not None, 30, "a piece is fetched")
+        with open(source, "rb") as file, open(other, "wb") as changed:
+            changed.write(bytes(byte ^ 1 for byte in file.read(1 << 20)) + file.read())
+        os.rename(other, mine)
+        running.communicate(timeout=60)
+        pool.run("unload", "--model", MODEL)  # when it was quick enough to be loaded
+        assert "GGUF" in pool.generate(MODEL, *PROMPT).error()
+        shutil.copy(source, mine)
+        assert facts(pool.generate(MODEL, *PROMPT).json()) == want
+
+
 def mounted(pool, size):
     """A tmpfs of its own for box1's cache; needs root."""
     if os.geteuid() != 0:
@@ -134,5 +154,6 @@ def coordinator_dies_during_a_fetch():
 
 if __name__ == "__main__":
     cluster.main([fetches_once_then_reads_its_cache, corrupted_entry_is_dropped_and_fetched_again,
+                  a_file_replaced_while_it_is_fetched_spoils_no_cache,
                   full_cache_disk_does_not_stop_the_load, read_only_cache_disk_does_not_stop_the_load,
                   coordinator_dies_during_a_fetch])

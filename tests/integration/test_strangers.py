@@ -148,6 +148,23 @@ def other_addresses_need_a_key():
         assert "key" in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+def odd_files_in_the_models_folder_hide_no_other():
+    with tempfile.TemporaryDirectory() as folder:
+        made = [cluster.program("mkmodel"), "--layers", "1", "--width", "64", "--heads", "2", "--kv-heads", "1", "--ffn",
+                "96", "--vocab", "600", "--type", "Q8_0", "--out", os.path.join(folder, "good.gguf")]
+        subprocess.run(made, check=True)
+        for name in (b"latin\xff1.gguf", b"red\x1b[31m.gguf", b"two\nlines.gguf", b"no-model.gguf", b".gguf"):
+            with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+                file.write(b"GGUF\xff\xfe")
+        os.mkdir(os.path.join(folder, "folder.gguf"))
+        os.mkfifo(os.path.join(folder, "pipe.gguf"))
+        with cluster.Pool(nodes=0, models=folder) as pool:
+            listed = pool.run("models")
+            assert listed.status == 0, listed.err
+            assert "good" in listed.out and "no-model" in listed.out and "latin" not in listed.out, listed.out
+            assert "good" in pool.generate("better", "--prompt", "x").error()
+
+
 def wrong_addresses_cost_one_line():
     for program, arguments in (("firstlight-coordinator", ["--listen", "x"]),
                                ("firstlight-coordinator", ["--listen", "127.0.0.1:99999"]),
@@ -176,5 +193,6 @@ def a_name_that_does_not_resolve_is_said_once():
 if __name__ == "__main__":
     cluster.main([garbage_on_the_client_port, half_frame_then_silence, garbage_on_the_node_port, many_silent_clients,
                   client_that_vanishes_frees_the_cluster, wrong_and_missing_keys_are_refused,
-                  other_addresses_need_a_key, wrong_addresses_cost_one_line,
+                  other_addresses_need_a_key, odd_files_in_the_models_folder_hide_no_other,
+                  wrong_addresses_cost_one_line,
                   a_name_that_does_not_resolve_is_said_once])

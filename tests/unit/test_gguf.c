@@ -549,6 +549,37 @@ static void test_split_files_are_one_model(void)
     temp_folder_remove(&folder);
 }
 
+static void test_another_file_in_its_place_is_noticed(void)
+{
+    struct temp_folder folder;
+    char path[TEMP_PATH_MAX];
+    struct gguf *gguf = NULL;
+    temp_folder_make(&folder);
+    put_part(&folder, "m.gguf", 0, 1, 1);
+    temp_folder_path(&folder, "m.gguf", path);
+    CHECK_EQ(gguf_open(path, &gguf), FL_OK);
+    const int fd = open(path, O_RDWR);
+    CHECK(fd >= 0);
+    const fl_status same = gguf_file_check(gguf, 0, fd);
+    put_part(&folder, "n.gguf", 0, 1, 1);
+    char other[TEMP_PATH_MAX];
+    temp_folder_path(&folder, "n.gguf", other);
+    CHECK_EQ(rename(other, path), 0);
+    const int replaced_fd = open(path, O_RDONLY);
+    const fl_status replaced = gguf_file_check(gguf, 0, replaced_fd);
+    const struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    CHECK_EQ(futimens(fd, times), 0); /* as if it had been written to */
+    const fl_status changed = gguf_file_check(gguf, 0, fd);
+    close(fd);
+    close(replaced_fd);
+    gguf_close(gguf);
+    temp_folder_remove(&folder);
+    CHECK_EQ(same, FL_OK);
+    CHECK_EQ(replaced, FL_IO);
+    CHECK_EQ(changed, FL_IO);
+    CHECK(strstr(fl_last_error(), "replaced or changed") != NULL);
+}
+
 /* Opening NAME is refused with a sentence that says `phrase`. */
 static void check_open_refused(const struct temp_folder *folder, const char *name, fl_status want,
                                const char *phrase)
@@ -638,6 +669,7 @@ static const struct test_case cases[] = {
     {"gguf: unknown types are listed, not refused", test_unknown_types_are_listed_not_refused},
     {"gguf: names in sentences are printable", test_names_in_sentences_are_printable},
     {"gguf: paths that are no model are refused", test_paths_that_are_no_model_are_refused},
+    {"gguf: another file in its place is noticed", test_another_file_in_its_place_is_noticed},
     {"gguf: split files are one model", test_split_files_are_one_model},
     {"gguf: incomplete splits are refused", test_incomplete_splits_are_refused},
     {"gguf: file cut in its header is refused", test_file_cut_in_its_header_is_refused},

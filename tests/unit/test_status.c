@@ -35,6 +35,13 @@ static void fail_inside_this_process(void)
     CHECK_EQ(FL_FAIL(FL_INTERNAL, "broken"), FL_INTERNAL);
 }
 
+static void quote_bytes(void)
+{
+    CHECK_EQ(FL_FAIL(FL_MALFORMED, "key '%s' is cut \xe2\x82\xac%.1s", "a\xff\xc0\xc3\xa9\x1b[m",
+                     "\xc3\xa9"),
+             FL_MALFORMED);
+}
+
 static void say_two_lines(void)
 {
     fl_log(FL_LOG_INFO, "%s", "one\r\nerror: two\x1b[2J");
@@ -62,10 +69,19 @@ static void a_log_line_is_one_line_whatever_it_quotes(void)
     CHECK(strcmp(text, "info: one??error: two?[2J\n") == 0);
 }
 
+static void an_error_is_utf8_whatever_it_quotes(void)
+{
+    char text[256];
+    captured(quote_bytes, text, sizeof(text));
+    CHECK(strcmp(text, "error: key 'a??\xc3\xa9?[m' is cut \xe2\x82\xac?\n") == 0);
+    CHECK(strcmp(fl_last_error(), "key 'a??\xc3\xa9?[m' is cut \xe2\x82\xac?") == 0);
+}
+
 static const struct test_case cases[] = {
     {"status: a failure is an error unless the thread asked otherwise",
      a_failure_is_an_error_unless_the_thread_asked_otherwise},
     {"log: a line is one line whatever it quotes", a_log_line_is_one_line_whatever_it_quotes},
+    {"status: an error is UTF-8, whatever it quotes", an_error_is_utf8_whatever_it_quotes},
 };
 
 TEST_MAIN(cases)

@@ -1,7 +1,7 @@
 /* Text stream: whole characters only, stop strings across tokens, nothing lost at the end. */
 #include "coordinator/text_stream.h"
 
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 #include "tests/harness.h"
 #include "tests/support/vocabulary_fixture.h"
 

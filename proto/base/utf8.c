@@ -1,4 +1,4 @@
-#include "proto/utf8.h"
+#include "proto/base/utf8.h"
 
 uint32_t fl_utf8_size(unsigned char lead)
 {
@@ -46,4 +46,22 @@ size_t fl_utf8_valid_size(const void *data, size_t size)
         at += want;
     }
     return size;
+}
+
+size_t fl_utf8_clean_size(const char *text, size_t size)
+{
+    const size_t valid = fl_utf8_valid_size(text, size);
+    size_t at = 0;
+    while (at < valid && (unsigned char)text[at] >= 0x20 && text[at] != 0x7f) {
+        at++;
+    }
+    return at;
+}
+
+void fl_utf8_clean(char *text, size_t size)
+{
+    for (size_t at = fl_utf8_clean_size(text, size); at < size;
+         at += fl_utf8_clean_size(text + at, size - at)) {
+        text[at++] = '?';
+    }
 }

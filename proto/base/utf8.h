@@ -4,8 +4,8 @@
  * Memory:  none.
  * Source:  RFC 3629; The Unicode Standard, section 3.9, table 3-7 and "maximal subpart".
  */
-#ifndef PROTO_UTF8_H
-#define PROTO_UTF8_H
+#ifndef PROTO_BASE_UTF8_H
+#define PROTO_BASE_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,6 +23,13 @@ bool fl_utf8_continues(unsigned char lead, uint32_t index, unsigned char next);
 
 /* Bytes of data [size] that are whole, valid characters from its start: `size` when all is. */
 size_t fl_utf8_valid_size(const void *data, size_t size);
+
+/* The same, up to the first control character. */
+size_t fl_utf8_clean_size(const char *text, size_t size);
+
+/* Make text one line of UTF-8 that any terminal and any protocol takes: control characters and
+ * bytes that are no character become '?'. */
+void fl_utf8_clean(char *text, size_t size);
 
 #ifdef __cplusplus
 }
