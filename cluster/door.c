@@ -12,6 +12,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/base/spare_descriptor.h"
 
 enum {
     FRAME_HEADER = 2,
@@ -51,6 +52,7 @@ struct door {
     struct door_config config;
     int listener;
     int epoll;
+    int spare; /* a descriptor to turn a visitor away with when none is left */
     uint64_t counter;
     size_t strangers;
     size_t pending; /* visits with a deadline */
@@ -310,7 +312,11 @@ static void accept_one(struct door *door, uint64_t now_ns)
     const int fd = accept4(door->listener, (struct sockaddr *)&from.storage, &from.size,
                            SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
-        return; /* gone again, or no descriptors left: the visitor will try again */
+        /* Gone again, or no descriptors left: the visitor will try again. */
+        if (fl_spare_descriptor_refuse(&door->spare, door->listener, errno)) {
+            fl_log(FL_LOG_WARN, "visitor turned away: no file descriptor is left (ulimit -n)");
+        }
+        return;
     }
     struct visit *visit = door->strangers < DOOR_STRANGER_MAX ? visit_take(door) : NULL;
     if (visit == NULL) {
@@ -446,6 +452,7 @@ fl_status door_open(const struct door_config *config, struct door **out)
     }
     door->config = *config;
     door->listener = -1;
+    door->spare = fl_spare_descriptor_open();
     door->epoll = epoll_create1(EPOLL_CLOEXEC);
     int error = door->epoll < 0 ? errno : 0;
     for (size_t i = 0; error == 0 && door->listener < 0 && i < config->listen_count; i++) {
@@ -481,6 +488,7 @@ void door_close(struct door *door)
             visit_free(door, &door->visits[i]);
         }
     }
+    fl_spare_descriptor_close(&door->spare);
     if (door->listener >= 0) {
         close(door->listener);
     }

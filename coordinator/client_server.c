@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "proto/base/log.h"
+#include "proto/base/spare_descriptor.h"
 #include "proto/handshake.h"
 #include "proto/network_address.h"
 #include "proto/wire.h"
@@ -68,6 +69,7 @@ struct listener {
 struct client_server {
     struct client_server_config config;
     int epoll;
+    int spare; /* a descriptor to refuse a client with when none is left */
     uint32_t listener_count;
     struct listener listeners[CLIENT_SERVER_LISTENER_MAX];
     struct client clients[CLIENT_SERVER_CLIENT_MAX];
@@ -113,8 +115,12 @@ fl_status client_server_open(const struct client_server_config *config, struct c
         }
         return FL_FAIL(FL_NO_MEMORY, "client server: no memory or no descriptor left");
     }
-    *server = (struct client_server){
-        .config = *config, .epoll = epoll, .next_serial = 1, .scratch = scratch, .packed = packed};
+    *server = (struct client_server){.config = *config,
+                                     .epoll = epoll,
+                                     .spare = fl_spare_descriptor_open(),
+                                     .next_serial = 1,
+                                     .scratch = scratch,
+                                     .packed = packed};
     *out = server;
     return FL_OK;
 }
@@ -148,6 +154,7 @@ void client_server_close(struct client_server *server)
             unlink(server->listeners[i].path);
         }
     }
+    fl_spare_descriptor_close(&server->spare);
     close(server->epoll);
     free(server->scratch);
     free(server->packed);
@@ -617,6 +624,9 @@ static void accept_client(struct client_server *server, const struct listener *l
 {
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
+        if (fl_spare_descriptor_refuse(&server->spare, listener->fd, errno)) {
+            fl_log(FL_LOG_WARN, "client refused: no file descriptor is left (ulimit -n)");
+        }
         return;
     }
     uint32_t slot = 0;
