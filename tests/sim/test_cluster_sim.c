@@ -473,6 +473,7 @@ static const struct test_case cases[] = {
 int main(int argc, char **argv)
 {
     char *end = NULL;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* a crash must not take the seed with it */
     fl_log_init("sim", fl_log_level_from_env(FL_LOG_SILENT));
     if (sim_book_open(&book) != FL_OK) {
         printf("%s\n", fl_last_error());
