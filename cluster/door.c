@@ -229,12 +229,18 @@ static void take_record(struct door *door, struct visit *visit, const unsigned c
 {
     unsigned char answer[FL_HANDSHAKE_RECORD_MAX];
     size_t answer_size = 0;
+    /* Said with the peer's name: below of a stranger, by whoever knocked of the other side. */
+    const enum fl_log_level level = fl_fail_log_at(FL_LOG_DEBUG);
     const fl_status status =
         fl_handshake_take(&visit->handshake, record, size, answer, &answer_size);
+    (void)fl_fail_log_at(level);
     char text[TEXT_MAX] = "";
     const bool refused = status != FL_OK && status != FL_AGAIN;
     if (refused) {
         snprintf(text, sizeof(text), "%.64s: %.180s", visit->peer, fl_last_error());
+    }
+    if (refused && !visit->opener) {
+        fl_log(FL_LOG_WARN, "visitor turned away: %s", text);
     }
     bool told = answer_size == 0 || put_frame(visit, answer, answer_size);
     if (refused) {

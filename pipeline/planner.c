@@ -311,13 +311,15 @@ static fl_status refuse(const struct planner_request *request, const struct tota
         placed += count;
     }
     const struct planner_stage rest = stage_of(request, totals, last, first, layers - first);
+    const bool fits_memory = stage_need(&rest) <= request->nodes[last].memory_size;
     return FL_FAIL(FL_NO_MEMORY,
                    "model %s does not fit with %" PRIu32
                    " positions of context: %s are missing on node %s for layers %" PRIu32
-                   " to %" PRIu32 "%s; %s; free memory, add a node or ask for less context",
+                   " to %" PRIu32 "%s; %s; %s, add a node or ask for less context",
                    request->manifest->name, request->context_min,
                    show_size(stage_missing(request, &rest)).text, request->nodes[last].name, first,
-                   layers - 1, rest.has_embed ? ", embedding and head" : " and head", where);
+                   layers - 1, rest.has_embed ? ", embedding and head" : " and head", where,
+                   fits_memory ? "raise --kv-budget" : "free memory");
 }
 
 /* ---- plan ---- */

@@ -131,9 +131,10 @@ def wrong_and_missing_keys_are_refused():
                 stranger.sendall(struct.pack("<I", 4) + b"\x08\x01\x10\x01")
                 assert closed_by_peer(stranger, 10), "a request without the key was read"
             for arguments in (["--key-file", wrong], []):
-                intruder = pool.start("intruder", [*pool.node_line("box9"), "--join", pool.join, *arguments])
+                intruder = pool.start(f"intruder{len(arguments)}", [*pool.node_line("box9"), "--join", pool.join, *arguments])
                 cluster.wait_until(lambda: not intruder.alive(), 20, "a node with no right key gives up")
                 assert intruder.popen.returncode == 1 and "key" in intruder.log(), intruder.log()
+                assert intruder.log().count("\n") == 1, intruder.log()
             assert pool.ready() == ["box1", "box2"]
             works(pool)
 

@@ -257,6 +257,7 @@ static void test_refusal_says_how_much_is_missing_where(void)
     add_node(&f, "box-b", 100, 0);
     check_refused(&f, FL_NO_MEMORY, "model toy does not fit with 1024 positions");
     CHECK(strstr(fl_last_error(), "are missing on node box-b") != NULL);
+    CHECK(strstr(fl_last_error(), "free memory") != NULL);
     CHECK(strstr(fl_last_error(), "box-a (128.0 MiB) holds layers 0 to") != NULL);
     /* As much more as it says is enough, and a little less is not. */
     const char *number = strstr(fl_last_error(), "context: ");
@@ -271,6 +272,7 @@ static void test_refusal_says_how_much_is_missing_where(void)
     fixture_init(&f, 30, 10, false);
     add_node(&f, "box-a", 4096, 10);
     check_refused(&f, FL_NO_MEMORY, "20.0 MiB are missing on node box-a");
+    CHECK(strstr(fl_last_error(), "raise --kv-budget") != NULL);
 }
 
 static void test_long_refusals_are_cut_not_broken(void)
