@@ -311,6 +311,7 @@ static bool forward_sampled(struct courier *courier, struct compute_sampled *sam
 {
     const struct courier_plan *entry = courier_plan_entry(courier, sampled->plan);
     if (entry->closing) {
+        courier->half_sent = false; /* what follows is another record */
         return true;
     }
     struct fl_cluster_message message = {.kind = FL_MESSAGE_TOKEN, .as.token = sampled->token};

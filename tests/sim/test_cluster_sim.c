@@ -325,6 +325,21 @@ static void nodes_that_do_not_hear_each_other_end_the_request_with_their_names(v
     CHECK(right);
 }
 
+/* The last stage cannot reach the first: it tells the coordinator its token and keeps it for the
+ * other until the plan is over. */
+static void a_token_half_sent_when_its_plan_ends_takes_no_other_along(void)
+{
+    struct sim_cluster *sim = begin(plain);
+    sim_cut(sim, 0, 2);
+    struct sim_request *request = ask_until(sim, 1);
+    const bool began = request->end == SIM_PENDING && request->answer.token_count == 1;
+    sim_cancel(sim, request);
+    (void)sim_by_model(sim, 1, FL_REQUEST_UNLOAD, "tiny");
+    (void)sim_settle(sim, FL_NS_PER_S);
+    CHECK(end(sim));
+    CHECK(began);
+}
+
 static void a_node_that_lost_power_takes_its_name_back(void)
 {
     struct sim_cluster *sim = begin(plain);
@@ -460,6 +475,8 @@ static const struct test_case cases[] = {
     {"sim: a silent node is found lost within seconds", a_silent_node_is_found_lost_within_seconds},
     {"sim: nodes that do not hear each other end the request with their names",
      nodes_that_do_not_hear_each_other_end_the_request_with_their_names},
+    {"sim: a token half sent when its plan ends takes no other along",
+     a_token_half_sent_when_its_plan_ends_takes_no_other_along},
     {"sim: a node that lost power takes its name back", a_node_that_lost_power_takes_its_name_back},
     {"sim: a restarted coordinator is joined again and answers",
      a_restarted_coordinator_is_joined_again},

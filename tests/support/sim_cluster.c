@@ -634,6 +634,27 @@ static bool pending(const struct sim_cluster *sim)
     return false;
 }
 
+/* What nodes hold when something is stuck. */
+static void show(const struct sim_cluster *sim)
+{
+    for (uint32_t i = 0; i < sim->config.node_count; i++) {
+        struct node_census census;
+        if (!sim->boxes[i].alive) {
+            continue;
+        }
+        node_census(sim->boxes[i].node, &census);
+        printf("  box%" PRIu32 " mail %zu buffers %" PRIu32 "\n", i + 1, census.mail_size,
+               census.buffer_count);
+        for (uint32_t j = 0; j < census.plan_count; j++) {
+            const struct node_plan_census *plan = &census.plans[j];
+            printf("    plan %" PRIu64 " stage %" PRIu32 " of %" PRIu32 " kv %" PRIu32
+                   " of %" PRIu32 " free, gave %" PRIu32 " rows, may send %" PRIu64 "\n",
+                   plan->plan_id, plan->stage_index, plan->stage_count, plan->kv_blocks_free,
+                   plan->kv_blocks, plan->credit_rows, plan->credit);
+        }
+    }
+}
+
 bool sim_settle(struct sim_cluster *sim, uint64_t limit_ns)
 {
     const uint64_t until_ns = sim_now(sim) + limit_ns;
@@ -647,6 +668,7 @@ bool sim_settle(struct sim_cluster *sim, uint64_t limit_ns)
                              (int)request->kind, request->answer.token_count);
                 }
             }
+            show(sim);
             if (!all_joined(sim)) {
                 complain(sim, "a node does not join");
             }
