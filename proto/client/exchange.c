@@ -53,7 +53,7 @@ static fl_status fail_as_told(struct exchange *exchange, const struct fl_client_
     char text[TEXT_SIZE];
     char retry[64] = "";
     plain_text(event->as.error.text, text, sizeof(text));
-    if (event->as.error.retry_ms > 0) {
+    if (event->as.error.retry_ms >= 50) { /* less is at once: the sentence says that it helps */
         snprintf(retry, sizeof(retry), " (try again in %.1f s)",
                  (double)event->as.error.retry_ms / 1000);
     }

@@ -121,6 +121,11 @@ def test_errors():
         one_line(run(coordinator, *command), 1, "busy: the queue?is full", "1.5 s")
     one_line(run(coordinator, "tokenize", "--model", "m", stdin=b"x"), 1, "busy")
 
+    def at_once(connection, request):
+        connection.event(request, error=pb.Error(code=40, text="box1 was lost; send it again", retry_ms=1))
+    err = run(FakeCoordinator(pb, at_once), "models").stderr
+    check(err == b"firstlight: error: box1 was lost; send it again\n", err)
+
 
 def test_usage():
     for words, named in (
