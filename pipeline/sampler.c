@@ -76,10 +76,11 @@ static fl_status check_count(const char *name, uint32_t value)
 
 fl_status sampler_check(const struct fl_sampling *sampling)
 {
-    FL_TRY(check_setting("temperature", sampling->temperature, 0.0f, true, 100.0f));
+    FL_TRY(check_setting("temperature", sampling->temperature, 0.0f, true, FL_SAMPLING_FACTOR_MAX));
     FL_TRY(check_setting("top-p", sampling->top_p, 0.0f, false, 1.0f));
     FL_TRY(check_setting("min-p", sampling->min_p, 0.0f, true, 1.0f));
-    FL_TRY(check_setting("repetition penalty", sampling->repetition_penalty, 0.0f, false, 100.0f));
+    FL_TRY(check_setting("repetition penalty", sampling->repetition_penalty, 0.0f, false,
+                         FL_SAMPLING_FACTOR_MAX));
     FL_TRY(check_count("top-logits", sampling->top_logits));
     return check_count("logprobs", sampling->logprobs);
 }

@@ -41,7 +41,8 @@ enum {
     FL_ADDRESS_MAX = 2048,
     FL_STAGE_COUNT_MAX = 64,
     FL_STOP_TOKEN_MAX = 16,
-    FL_TOP_MAX = 128, /* logits or log-probabilities listed for one position */
+    FL_TOP_MAX = 128,             /* logits or log-probabilities listed for one position */
+    FL_SAMPLING_FACTOR_MAX = 100, /* of temperature and repetition penalty */
     FL_ERROR_TEXT_MAX = 512,
     FL_FETCH_RANGE_MAX = 4096,
     FL_FETCH_SIZE_MAX = 1 << 20, /* bytes of one fetch */

@@ -34,7 +34,7 @@ struct sampling_options {
          "0: always the likeliest token (default " default_temperature ")",                       \
          &(o)->sampling.temperature,                                                              \
          0,                                                                                       \
-         1000},                                                                                   \
+         FL_SAMPLING_FACTOR_MAX},                                                                 \
         {OPTION_COUNT,         "--top-k", "K", "draw from the K likeliest (0: all)",              \
          &(o)->sampling.top_k, 0,         0},                                                     \
         {OPTION_REAL,          "--top-p", "P", "draw from the likeliest that make up P (1: all)", \
@@ -47,7 +47,7 @@ struct sampling_options {
          "make recent tokens less likely (1: do not)",                                            \
          &(o)->sampling.repetition_penalty,                                                       \
          0,                                                                                       \
-         1000},                                                                                   \
+         FL_SAMPLING_FACTOR_MAX},                                                                 \
         {OPTION_COUNT,                                                                            \
          "--penalty-window",                                                                      \
          "N",                                                                                     \

@@ -538,7 +538,8 @@ static void test_bad_admit(void)
 
 static void test_bad_sampling(void)
 {
-    const float bad[] = {-0.5f, __builtin_nanf(""), __builtin_inff()};
+    const float bad[] = {-0.5f, __builtin_nanf(""), __builtin_inff(),
+                         FL_SAMPLING_FACTOR_MAX + 0.5f};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct fl_cluster_message in = good_admit();
         in.as.admit.sampling.temperature = bad[i];
