@@ -1251,19 +1251,47 @@ static void free_sends(struct ucx *ucx)
     }
 }
 
+/* Who closes the transport has let go of what the events lead to: nothing is told any more, though
+ * messages still come while the endpoints are given up. */
+static void deaf_accepted(void *ctx, transport_link link, const char *peer)
+{
+    (void)ctx, (void)link, (void)peer;
+}
+
+static void deaf_received(void *ctx, transport_link link, uint16_t type, const void *header,
+                          size_t header_size, const void *data, size_t size)
+{
+    (void)ctx, (void)link, (void)type, (void)header, (void)header_size, (void)data, (void)size;
+}
+
+static void deaf_sent(void *ctx, transport_link link, uint64_t cookie)
+{
+    (void)ctx, (void)link, (void)cookie;
+}
+
+static void deaf_closed(void *ctx, transport_link link, fl_status why, const char *text)
+{
+    (void)ctx, (void)link, (void)why, (void)text;
+}
+
 static void ucx_close(struct transport *transport)
 {
     if (transport == NULL) {
         return;
     }
     struct ucx *ucx = ucx_of(transport);
-    door_close(ucx->door);
-    if (ucx->fd >= 0) {
-        close(ucx->fd);
-    }
+    ucx->events = (struct transport_events){.accepted = deaf_accepted,
+                                            .received = deaf_received,
+                                            .sent = deaf_sent,
+                                            .closed = deaf_closed};
     if (ucx->worker != NULL) {
         close_pipes(ucx);
         ucp_worker_destroy(ucx->worker);
+    }
+    /* After the pipes: a link that ends while they close still leaves its visit. */
+    door_close(ucx->door);
+    if (ucx->fd >= 0) {
+        close(ucx->fd);
     }
     if (ucx->context != NULL) {
         ucp_cleanup(ucx->context);
