@@ -545,11 +545,7 @@ static void finish(struct coordinator *coordinator, struct request *request, enu
 
 void generation_cancel(struct coordinator *coordinator, struct request *request)
 {
-    if (request->kind == FL_REQUEST_GENERATE) {
-        finish(coordinator, request, FL_FINISH_CANCELLED);
-    } else {
-        request_fail(coordinator, request, FL_CANCELLED, "cancelled", 0);
-    }
+    finish(coordinator, request, FL_FINISH_CANCELLED);
 }
 
 static struct request *find_running(struct coordinator *coordinator,

@@ -31,7 +31,7 @@ void generation_failure(struct coordinator *coordinator, struct placement *place
 /* Give back what a request holds on the nodes, so that it can be freed. */
 void generation_release(struct coordinator *coordinator, struct request *request);
 
-/* End with DONE(cancelled). */
+/* End a request of any kind with DONE(cancelled).  A model that is being loaded goes on loading. */
 void generation_cancel(struct coordinator *coordinator, struct request *request);
 
 /* Tell those who wait for their first token how far loading is. */

@@ -8,7 +8,7 @@
  *
  *   GENERATE ► [ADMITTED] [PROGRESS]* [TEXT]* (DONE | ERROR)
  *   LOAD     ► [PROGRESS]* (LOADED | ERROR)
- *   CANCEL   ► nothing; the cancelled request ends with DONE(cancelled)
+ *   CANCEL   ► nothing; the cancelled request, whatever it was, ends with DONE(cancelled)
  *   others   ► their result | ERROR
  *
  * Thread:  any; plain values.

@@ -123,6 +123,9 @@ fl_status exchange_ask(struct exchange *exchange, const struct fl_client_request
 {
     FL_TRY(exchange_begin(exchange, request));
     FL_TRY(exchange_next(exchange, out));
+    if (out->kind == FL_EVENT_DONE && out->as.done.finish == FL_FINISH_CANCELLED) {
+        return FL_FAIL(FL_CANCELLED, "cancelled");
+    }
     if (out->kind != kind) {
         return FL_FAIL(FL_PROTOCOL, "the coordinator answered with event %d, want %d",
                        (int)out->kind, (int)kind);

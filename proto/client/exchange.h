@@ -75,7 +75,8 @@ FL_MUST_CHECK fl_status exchange_begin(struct exchange *exchange,
  * when Ctrl-C came and the request did not end in time or has nothing to cancel. */
 FL_MUST_CHECK fl_status exchange_next(struct exchange *exchange, struct fl_client_event *out);
 
-/* begin() and next() for a request with one answer of this kind; later ones are FL_PROTOCOL. */
+/* begin() and next() for a request with one answer of this kind; others are FL_PROTOCOL, and
+ * FL_CANCELLED when it was cancelled. */
 FL_MUST_CHECK fl_status exchange_ask(struct exchange *exchange,
                                      const struct fl_client_request *request,
                                      enum fl_event_kind kind, struct fl_client_event *out);

@@ -178,7 +178,12 @@ def interrupted(script, signals, *words):
     process = subprocess.Popen([TOOL, *words, "--addr", coordinator.address], env=ENV,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
-    check(process.stdout.read(5) == b"Hello", "no text came")
+    if words[0] == "generate":
+        check(process.stdout.read(5) == b"Hello", "no text came")
+    else:
+        deadline = time.monotonic() + 30
+        while not coordinator.requests and time.monotonic() < deadline:
+            time.sleep(0.05)
     for _ in range(signals):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
@@ -199,6 +204,15 @@ def test_cancel():
     check(status == 130 and out == b" th\n", status, out, err)
     check(b"cancelled" in err, err)
     check([r.WhichOneof("kind") for r in coordinator.requests] == ["generate", "cancel"], "no CANCEL")
+
+    def load(connection, request):
+        if request.WhichOneof("kind") == "load":
+            connection.event(request, progress=pb.Progress(phase="load", bytes_done=1, bytes_total=2))
+        else:
+            connection.event(pb.Request(id=request.cancel.id), done=pb.Done(finish=pb.FINISH_CANCELLED))
+    status, out, err, coordinator = interrupted(load, 1, "load", "m", "--quiet")
+    check(status == 130 and out == b"" and err.splitlines()[-1].endswith(b"cancelled"), status, out, err)
+    check([r.WhichOneof("kind") for r in coordinator.requests] == ["load", "cancel"], "no CANCEL")
 
     def deaf(connection, request):
         if request.WhichOneof("kind") == "generate":

@@ -152,9 +152,6 @@ static bool may_fail(const struct sim_cluster *sim, const struct sim_request *re
         (request->code == FL_BUSY || request->code == FL_NOT_FOUND)) {
         return true; /* in use, or not loaded */
     }
-    if (request->cancelled && request->code == FL_CANCELLED) {
-        return true;
-    }
     return !request->calm || request->turbulence != sim->faults;
 }
 
@@ -181,6 +178,13 @@ static void take_done(struct sim_cluster *sim, struct sim_request *request,
     request->cached_tokens = event->as.done.cached_tokens;
     request->stage_count = event->as.done.stage_count;
     request->class_ = event->as.done.class_;
+    if (request->kind != FL_REQUEST_GENERATE) {
+        request->end = SIM_OVER;
+        if (!request->cancelled || event->as.done.finish != FL_FINISH_CANCELLED) {
+            complain(sim, "request %" PRIu64 " is done and was no generation", request->id);
+        }
+        return;
+    }
     answer->finish = event->as.done.finish;
     answer->output_tokens = event->as.done.output_tokens;
     answer->logit_count = event->as.done.logit_count;

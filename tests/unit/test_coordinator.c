@@ -546,6 +546,24 @@ static void cancelling_ends_with_done_and_a_vanished_client_with_nothing(void)
     CHECK_EQ(told_count(&bench.nodes[0], FL_MESSAGE_END), 2);
 }
 
+static void a_cancelled_load_ends_with_done_and_the_model_goes_on_loading(void)
+{
+    open_bench(2, PLAIN);
+    const uint64_t id = by_model(FL_REQUEST_LOAD, "m");
+    CHECK(last_told(&bench.nodes[0], FL_MESSAGE_PLAN) != NULL);
+    struct fl_client_request cancel = {.kind = FL_REQUEST_CANCEL};
+    cancel.as.cancel.id = id;
+    ask(1, &cancel);
+    CHECK_EQ(last_event(id)->kind, FL_EVENT_DONE);
+    CHECK_EQ(last_event(id)->finish, FL_FINISH_CANCELLED);
+    CHECK_EQ(last_event(id)->stage_count, 2);
+    load_all();
+    CHECK_EQ(last_event(id)->kind, FL_EVENT_DONE); /* and no LOADED behind it */
+    const uint64_t again = by_model(FL_REQUEST_LOAD, "m");
+    CHECK_EQ(last_event(again)->kind, FL_EVENT_LOADED);
+    CHECK_EQ(told_count(&bench.nodes[0], FL_MESSAGE_PLAN), 1);
+}
+
 static void refusals_carry_the_number_that_would_fit(void)
 {
     open_bench(1, PLAIN);
@@ -807,6 +825,8 @@ static const struct test_case cases[] = {
     {"coordinator: held text is released at the end", held_text_is_released_at_the_end},
     {"coordinator: cancelling ends with done and a vanished client with nothing",
      cancelling_ends_with_done_and_a_vanished_client_with_nothing},
+    {"coordinator: a cancelled load ends with done and the model goes on loading",
+     a_cancelled_load_ends_with_done_and_the_model_goes_on_loading},
     {"coordinator: refusals carry the number that would fit",
      refusals_carry_the_number_that_would_fit},
     {"coordinator: the queue is bounded and says why", the_queue_is_bounded_and_says_why},
