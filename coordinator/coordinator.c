@@ -153,7 +153,9 @@ static void take_message(struct coordinator *coordinator, transport_link link,
     case FL_MESSAGE_END:
     case FL_MESSAGE_DROP:
     case FL_MESSAGE_LINK:
-    case FL_MESSAGE_CREDIT: break;
+    case FL_MESSAGE_CREDIT:
+    case FL_MESSAGE_TRACE:
+    case FL_MESSAGE_SPANS: break;
     }
     fl_log(FL_LOG_WARN, "node %s closed: a node does not say message %d to a coordinator",
            node->name, (int)message->kind);

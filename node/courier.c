@@ -180,6 +180,8 @@ static void on_coordinator_message(struct courier *courier,
     case FL_MESSAGE_LINK:
     case FL_MESSAGE_CREDIT:
     case FL_MESSAGE_FETCH:
+    case FL_MESSAGE_TRACE:
+    case FL_MESSAGE_SPANS:
         courier_intruder(courier, courier->coordinator, "a message that coordinators do not send");
         break;
     }

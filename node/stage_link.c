@@ -140,6 +140,8 @@ void stage_link_message(struct courier *courier, transport_link link,
     case FL_MESSAGE_PROGRESS:
     case FL_MESSAGE_FAILURE:
     case FL_MESSAGE_FETCH:
+    case FL_MESSAGE_TRACE:
+    case FL_MESSAGE_SPANS:
         courier_intruder(courier, link, "a message that nodes do not send");
         break;
     }

@@ -7,6 +7,7 @@
 
 #include "proto/message_field.h"
 #include "proto/plan_message.h"
+#include "proto/span_message.h"
 
 /* ---- build: plain struct to generated struct ---- */
 
@@ -157,6 +158,10 @@ static fl_status build_small(const struct fl_cluster_message *message, struct fl
         out->link->plan_id = message->as.link.plan_id;
         out->link->from_stage = message->as.link.from_stage;
         out->link->incarnation = message->as.link.incarnation;
+    } else if (message->kind == FL_MESSAGE_TRACE) {
+        FL_FIELD_MAKE(arena, Firstlight__Cluster__Trace, firstlight__cluster__trace, &out->trace);
+        out->trace->plan_id = message->as.trace.plan_id;
+        out->trace->request_id = message->as.trace.request_id;
     } else {
         FL_ASSERT(message->kind == FL_MESSAGE_CREDIT);
         FL_FIELD_MAKE(arena, Firstlight__Cluster__Credit, firstlight__cluster__credit,
@@ -186,7 +191,9 @@ static fl_status build(const struct fl_cluster_message *message, struct fl_arena
     case FL_MESSAGE_DROP:
     case FL_MESSAGE_FAILURE:
     case FL_MESSAGE_LINK:
+    case FL_MESSAGE_TRACE:
     case FL_MESSAGE_CREDIT: return build_small(message, arena, out);
+    case FL_MESSAGE_SPANS: return fl_span_message_build(&message->as.spans, arena, &out->spans);
     }
     return FL_FAIL(FL_INVALID, "message kind %d does not exist", (int)message->kind);
 }
@@ -429,6 +436,10 @@ static fl_status take(const Firstlight__Cluster__Message *message, struct fl_are
         out->as.credit.rows = message->credit->rows;
         return take_plan_id(message->credit->plan_id, &out->as.credit.plan_id);
     case FL_MESSAGE_FETCH: return take_fetch(message->fetch, arena, &out->as.fetch);
+    case FL_MESSAGE_TRACE:
+        FL_TRY(take_request_id(message->trace->request_id, &out->as.trace.request_id));
+        return take_plan_id(message->trace->plan_id, &out->as.trace.plan_id);
+    case FL_MESSAGE_SPANS: return fl_span_message_take(message->spans, arena, &out->as.spans);
     }
     return FL_FAIL(FL_PROTOCOL, "message is of no kind that version %d knows", FL_PROTOCOL_VERSION);
 }

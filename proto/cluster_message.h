@@ -10,6 +10,7 @@
  *   stage k ──LINK, activations──► stage k+1 ──CREDIT──► stage k
  *   last stage ──TOKEN──► stage 0 and coordinator
  *   coordinator ──END──► every stage          (request over; how much KV to keep)
+ *   coordinator ──TRACE──► every stage ──SPANS──► coordinator   (where the first token's time went)
  *
  * Order: on one link messages arrive as sent; between links there is none.
  * Request ids rise; a stage that meets a request id above every one it was
@@ -30,6 +31,7 @@
 #include "proto/base/arena.h"
 #include "proto/base/status.h"
 #include "proto/model_shape.h"
+#include "proto/span.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +49,7 @@ enum {
     FL_FETCH_RANGE_MAX = 4096,
     FL_FETCH_SIZE_MAX = 1 << 20, /* bytes of one fetch */
     FL_CHUNK_MAX = 1024,         /* rows of one prefill chunk */
+    FL_SPANS_MAX = 1024,         /* spans of one message */
     FL_CLUSTER_MESSAGE_MAX = 4 << 20,
 };
 
@@ -73,6 +76,8 @@ enum fl_message_kind {
     FL_MESSAGE_LINK,
     FL_MESSAGE_CREDIT,
     FL_MESSAGE_FETCH,
+    FL_MESSAGE_TRACE,
+    FL_MESSAGE_SPANS,
 };
 
 struct fl_join {
@@ -227,6 +232,38 @@ struct fl_fetch {
     struct fl_range *ranges; /* together at most FL_FETCH_SIZE_MAX bytes */
 };
 
+/* Asks a stage for its spans of a request and of its plan.  The request may still be running:
+ * what is not over yet is not there. */
+struct fl_trace {
+    uint64_t plan_id;
+    uint64_t request_id;
+};
+
+/* How a stage read its shard, beside its spans. */
+struct fl_start_record {
+    uint64_t exec_ns;  /* CLOCK_MONOTONIC when the process began, and */
+    uint64_t ready_ns; /* when it could join */
+    uint64_t shard_bytes;
+    bool residency_known;       /* whether the next two could be measured */
+    uint64_t page_cache_before; /* bytes of the shard in the page cache when loading began, */
+    uint64_t page_cache_after;  /* and when it ended (0 until then) */
+    uint64_t medium_bytes; /* read from the medium between the two, as the kernel counts them */
+    bool direct;           /* reads went past the page cache */
+    uint32_t mhz_before;   /* CPU frequency, 0: not known */
+    uint32_t mhz_after;
+};
+
+/* The answer to TRACE: messages of up to FL_SPANS_MAX spans, `last` in the last of them. */
+struct fl_spans {
+    uint64_t plan_id;
+    uint64_t request_id;
+    bool last;
+    uint64_t lost; /* spans that were overwritten before they could be sent */
+    struct fl_start_record start;
+    uint32_t span_count;
+    struct fl_span *spans; /* [span_count] */
+};
+
 struct fl_cluster_message {
     enum fl_message_kind kind;
     union {
@@ -243,6 +280,8 @@ struct fl_cluster_message {
         struct fl_link link;
         struct fl_credit credit;
         struct fl_fetch fetch;
+        struct fl_trace trace;
+        struct fl_spans spans;
     } as;
 };
 

@@ -131,6 +131,48 @@ static struct fl_cluster_message good_token(void)
     return message;
 }
 
+static struct fl_cluster_message good_spans(void)
+{
+    static struct fl_span spans[] = {
+        {.start_ns = 5,
+         .end_ns = UINT64_MAX,
+         .busy_ns = 7,
+         .plan_id = 1,
+         .request_id = 2,
+         .run = 3,
+         .bytes = UINT64_C(1) << 40,
+         .cause_ns = 4,
+         .piece = 0,
+         .position = 8,
+         .rows = 9,
+         .phase = FL_PHASE_PREFILL,
+         .lane = FL_LANE_COMPUTE,
+         .source = FL_SOURCE_SHARD_CACHE,
+         .cause = FL_CAUSE_KV},
+        {.piece = FL_SPAN_NO_PIECE},
+    };
+    struct fl_cluster_message message = {.kind = FL_MESSAGE_SPANS};
+    message.as.spans = (struct fl_spans){
+        .plan_id = 1,
+        .request_id = 2,
+        .last = true,
+        .lost = 3,
+        .start = {.exec_ns = 4,
+                  .ready_ns = 5,
+                  .shard_bytes = 100,
+                  .residency_known = true,
+                  .page_cache_before = 6,
+                  .page_cache_after = 100,
+                  .medium_bytes = 7,
+                  .direct = true,
+                  .mhz_before = 2400,
+                  .mhz_after = 3600},
+        .span_count = 2,
+        .spans = spans,
+    };
+    return message;
+}
+
 static struct fl_cluster_message good_fetch(void)
 {
     static struct fl_range ranges[] = {{UINT64_C(5) << 32, 4096}, {0, FL_FETCH_SIZE_MAX - 4096}};
@@ -285,6 +327,8 @@ static struct fl_cluster_message good_small(enum fl_message_kind kind)
             .plan_id = 4, .request_id = 5, .code = FL_IO, .text = "disk f\xc3\xbcll"};
     } else if (kind == FL_MESSAGE_LINK) {
         message.as.link = (struct fl_link){.plan_id = 4, .from_stage = 5, .incarnation = 6};
+    } else if (kind == FL_MESSAGE_TRACE) {
+        message.as.trace = (struct fl_trace){.plan_id = 4, .request_id = 5};
     } else {
         message.as.credit = (struct fl_credit){.plan_id = 4, .rows = 5};
     }
@@ -306,7 +350,9 @@ static struct fl_cluster_message good(enum fl_message_kind kind)
     case FL_MESSAGE_PROGRESS:
     case FL_MESSAGE_FAILURE:
     case FL_MESSAGE_LINK:
+    case FL_MESSAGE_TRACE:
     case FL_MESSAGE_CREDIT: return good_small(kind);
+    case FL_MESSAGE_SPANS: return good_spans();
     }
     return (struct fl_cluster_message){0};
 }
@@ -381,6 +427,37 @@ static void test_token(void)
     CHECK(same_top(token->logprobs, in.as.token.logprobs, 2));
     CHECK_EQ(token->logit_count, 3);
     CHECK(same_top(token->logits, in.as.token.logits, 3));
+}
+
+static void test_spans(void)
+{
+    const struct fl_cluster_message in = good_spans();
+    round_trip(&in);
+    const struct fl_spans *got = &out.as.spans;
+    CHECK_EQ(got->plan_id, 1);
+    CHECK_EQ(got->request_id, 2);
+    CHECK(got->last);
+    CHECK_EQ(got->lost, 3);
+    CHECK_EQ(got->start.exec_ns, 4);
+    CHECK_EQ(got->start.ready_ns, 5);
+    CHECK_EQ(got->start.shard_bytes, 100);
+    CHECK(got->start.residency_known && got->start.direct);
+    CHECK_EQ(got->start.page_cache_before, 6);
+    CHECK_EQ(got->start.page_cache_after, 100);
+    CHECK_EQ(got->start.medium_bytes, 7);
+    CHECK_EQ(got->start.mhz_before, 2400);
+    CHECK_EQ(got->start.mhz_after, 3600);
+    CHECK_EQ(got->span_count, 2);
+    const struct fl_span *span = &got->spans[0];
+    const struct fl_span *want = &in.as.spans.spans[0];
+    CHECK(span->start_ns == want->start_ns && span->end_ns == want->end_ns);
+    CHECK(span->busy_ns == want->busy_ns && span->bytes == want->bytes);
+    CHECK(span->plan_id == want->plan_id && span->request_id == want->request_id);
+    CHECK(span->run == want->run && span->cause_ns == want->cause_ns);
+    CHECK(span->piece == 0 && span->position == 8 && span->rows == 9);
+    CHECK(span->phase == want->phase && span->lane == want->lane);
+    CHECK(span->source == want->source && span->cause == want->cause);
+    CHECK(got->spans[1].piece == FL_SPAN_NO_PIECE);
 }
 
 static void test_fetch(void)
@@ -605,6 +682,40 @@ static void test_bad_fetch(void)
     refused(&in, "range offset");
 }
 
+static void test_bad_spans(void)
+{
+    static struct fl_span spans[2];
+    struct fl_cluster_message in = good_spans();
+    memcpy(spans, in.as.spans.spans, sizeof(spans));
+    in.as.spans.spans = spans;
+    spans[1].start_ns = 1;
+    refused(&in, "span end");
+    spans[1] = (struct fl_span){.end_ns = 5, .busy_ns = 6};
+    refused(&in, "span busy time");
+    spans[1] = (struct fl_span){.phase = FL_PHASE_COUNT};
+    refused(&in, "span phase");
+    spans[1] = (struct fl_span){.lane = FL_LANE_COUNT};
+    refused(&in, "span lane");
+    spans[1] = (struct fl_span){.source = FL_SOURCE_COUNT};
+    refused(&in, "span source");
+    spans[1] = (struct fl_span){.cause = FL_CAUSE_COUNT};
+    refused(&in, "span cause");
+    spans[1] = (struct fl_span){.piece = FL_PIECE_COUNT_MAX};
+    refused(&in, "span piece");
+    in = good_spans();
+    in.as.spans.start.page_cache_before = 101;
+    refused(&in, "page_cache_before");
+    in = good_spans();
+    in.as.spans.start.page_cache_after = 101;
+    refused(&in, "page_cache_after");
+    in = good_spans();
+    in.as.spans.start.ready_ns = 3;
+    refused(&in, "ready_ns");
+    in = good_spans();
+    in.as.spans.request_id = 0;
+    refused(&in, "request_id");
+}
+
 static void test_bad_stages(void)
 {
     struct fl_cluster_message in = good_plan();
@@ -705,7 +816,7 @@ static void test_bad_small(void)
 
 static void test_cut(void)
 {
-    for (int kind = FL_MESSAGE_JOIN; kind <= FL_MESSAGE_FETCH; kind++) {
+    for (int kind = FL_MESSAGE_JOIN; kind <= FL_MESSAGE_SPANS; kind++) {
         const struct fl_cluster_message in = good((enum fl_message_kind)kind);
         const size_t size = pack(&in);
         CHECK_EQ(unpack(packed, size), FL_OK);
@@ -725,7 +836,7 @@ static void test_bent(void)
     uint32_t random = 12345;
     for (int round = 0; round < 20000; round++) {
         const struct fl_cluster_message in =
-            good((enum fl_message_kind)(FL_MESSAGE_JOIN + round % FL_MESSAGE_FETCH));
+            good((enum fl_message_kind)(FL_MESSAGE_JOIN + round % FL_MESSAGE_SPANS));
         const size_t size = pack(&in);
         for (int flips = 0; flips < 1 + round % 4; flips++) {
             random = random * 1664525 + 1013904223;
@@ -896,6 +1007,7 @@ static const struct test_case cases[] = {
     {"cluster_message: join comes back with every field", test_join},
     {"cluster_message: admit comes back with every field", test_admit},
     {"cluster_message: token comes back with every field", test_token},
+    {"cluster_message: spans come back with every field", test_spans},
     {"cluster_message: fetch comes back with every field", test_fetch},
     {"cluster_message: plan comes back with every field", test_plan},
     {"cluster_message: small messages come back with every field", test_small},
@@ -904,6 +1016,7 @@ static const struct test_case cases[] = {
     {"cluster_message: sampling that is not finite or out of range is refused", test_bad_sampling},
     {"cluster_message: a token with a wrong field is refused by the field's name", test_bad_token},
     {"cluster_message: a fetch with a wrong field is refused by the field's name", test_bad_fetch},
+    {"cluster_message: spans with a wrong field are refused by the field's name", test_bad_spans},
     {"cluster_message: a plan whose stages do not add up is refused", test_bad_stages},
     {"cluster_message: a plan whose pieces are wrong is refused", test_bad_manifest},
     {"cluster_message: small messages with a wrong field are refused", test_bad_small},
