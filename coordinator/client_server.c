@@ -484,7 +484,7 @@ static void take_record(struct client_server *server, struct client *client, con
 static void take_request(struct client_server *server, struct client *client, const void *data,
                          size_t size)
 {
-    const size_t arena_size = 8 * size + (64 << 10);
+    const size_t arena_size = fl_client_request_arena(size);
     void *block = malloc(arena_size);
     struct fl_client_request request;
     if (block == NULL) {

@@ -10,6 +10,15 @@
 
 enum { ROLE_SIZE_MAX = 16, TEMPLATE_SIZE_MAX = 32 };
 
+/* Fields of client.proto that are looked at before a request is taken apart. */
+enum {
+    REQUEST_VERSION = 1,
+    REQUEST_ID = 2,
+    REQUEST_GENERATE = 3,
+    GENERATE_MESSAGES = 4,
+    GENERATE_STOPS = 11,
+};
+
 const char *fl_class_name(enum fl_class value)
 {
     switch (value) {
@@ -343,10 +352,53 @@ static fl_status take(const Firstlight__Request *message, struct fl_arena *arena
                    out->id, FL_CLIENT_VERSION);
 }
 
+size_t fl_client_request_arena(size_t size)
+{
+    /* A conversation's parts cost up to 300 bytes each, however short they are. */
+    return 8 * size + FL_CHAT_MESSAGE_MAX * 300 + (64 << 10);
+}
+
+/* The counts whose parts cost many times their bytes in memory: they meet their limits first. */
+static fl_status check_counts(const void *data, size_t size, struct fl_client_request *out)
+{
+    const unsigned char *at = data;
+    struct fl_raw_field field;
+    struct fl_raw_field part;
+    size_t messages = 0;
+    size_t stops = 0;
+    while (size > 0 && fl_field_next(&at, (const unsigned char *)data + size, &field)) {
+        if (field.number == REQUEST_VERSION) {
+            out->version = (uint32_t)field.value;
+        } else if (field.number == REQUEST_ID) {
+            out->id = field.value;
+        } else if (field.number == REQUEST_GENERATE && field.data != NULL) {
+            const unsigned char *inside = field.data;
+            while (fl_field_next(&inside, field.data + field.size, &part)) {
+                messages += part.number == GENERATE_MESSAGES;
+                stops += part.number == GENERATE_STOPS;
+            }
+        }
+    }
+    if (out->version != FL_CLIENT_VERSION) {
+        return FL_OK; /* refused by its name, and its fields are others */
+    }
+    if (messages > FL_CHAT_MESSAGE_MAX) {
+        return FL_FAIL(FL_INVALID,
+                       "the conversation has %zu messages, the limit is %d: leave the oldest out",
+                       messages, FL_CHAT_MESSAGE_MAX);
+    }
+    if (stops > FL_STOP_STRING_MAX) {
+        return FL_FAIL(FL_INVALID, "the request has %zu stop texts, the limit is %d", stops,
+                       FL_STOP_STRING_MAX);
+    }
+    return FL_OK;
+}
+
 fl_status fl_client_request_unpack(const void *data, size_t size, struct fl_arena *arena,
                                    struct fl_client_request *out)
 {
     *out = (struct fl_client_request){0};
+    FL_TRY(check_counts(data, size, out));
     ProtobufCMessage *parsed = NULL;
     FL_TRY(fl_field_parse(&firstlight__request__descriptor, data, size, FL_CLIENT_MESSAGE_MAX,
                           arena, &parsed));

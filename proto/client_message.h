@@ -247,6 +247,10 @@ struct fl_client_event {
     } as;
 };
 
+/* Bytes an arena must have for unpack() of a request of `size` bytes; unknown fields by the thousand
+ * need more, and are FL_PROTOCOL. */
+size_t fl_client_request_arena(size_t size);
+
 /* As fl_cluster_message_pack() and _unpack() do, with client.proto.
  *
  * A request that cannot be read at all is FL_PROTOCOL (FL_TOO_LARGE over the limit): close.  One

@@ -11,20 +11,24 @@
 
 enum { SHOWN_MAX = 64 }; /* bytes of a foreign text that a sentence quotes */
 
+/* What protobuf-c allocates from; it says of a failed unpack neither why nor where. */
+struct source {
+    struct fl_arena *arena;
+    bool is_empty;
+};
+
 static void *take(void *ctx, size_t size)
 {
-    return fl_arena_alloc(ctx, size, alignof(max_align_t));
+    struct source *source = ctx;
+    void *memory = fl_arena_alloc(source->arena, size, alignof(max_align_t));
+    source->is_empty = source->is_empty || memory == NULL;
+    return memory;
 }
 
 static void give_back(void *ctx, void *memory)
 {
     (void)ctx;
     (void)memory;
-}
-
-void fl_field_allocator(struct fl_arena *arena, struct ProtobufCAllocator *out)
-{
-    *out = (ProtobufCAllocator){.alloc = take, .free = give_back, .allocator_data = arena};
 }
 
 fl_status fl_field_parse(const struct ProtobufCMessageDescriptor *descriptor, const void *data,
@@ -38,18 +42,61 @@ fl_status fl_field_parse(const struct ProtobufCMessageDescriptor *descriptor, co
         return FL_FAIL(FL_TOO_LARGE, "message of %zu bytes is over the limit of %zu", size,
                        size_max);
     }
-    ProtobufCAllocator allocator;
-    fl_field_allocator(arena, &allocator);
+    struct source source = {.arena = arena};
+    ProtobufCAllocator allocator = {.alloc = take, .free = give_back, .allocator_data = &source};
     *out = protobuf_c_message_unpack(descriptor, &allocator, size, data);
     if (*out != NULL) {
         return FL_OK;
     }
-    /* protobuf-c does not say which: a message that is well-formed fits four times its size. */
-    if (arena->size / 4 < size) {
-        return FL_FAIL(FL_NO_MEMORY, "message of %zu bytes does not fit the %zu bytes kept for it",
+    if (source.is_empty) {
+        /* Every message that keeps the limits fits four times its size: else it is the peer's. */
+        return FL_FAIL(arena->size / 4 < size ? FL_NO_MEMORY : FL_PROTOCOL,
+                       "message of %zu bytes has too many parts for the %zu bytes kept for it",
                        size, arena->size);
     }
     return FL_FAIL(FL_PROTOCOL, "%zu bytes are not a message of type %s", size, descriptor->name);
+}
+
+static bool take_varint(const unsigned char **at, const unsigned char *end, uint64_t *out)
+{
+    *out = 0;
+    for (unsigned shift = 0; shift < 64 && *at < end; shift += 7) {
+        const unsigned char byte = *(*at)++;
+        *out |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Source: protobuf.dev/programming-guides/encoding. */
+bool fl_field_next(const unsigned char **at, const unsigned char *end, struct fl_raw_field *out)
+{
+    uint64_t key = 0;
+    uint64_t size = 0;
+    if (!take_varint(at, end, &key) || key > UINT32_MAX) {
+        return false;
+    }
+    *out = (struct fl_raw_field){.number = (uint32_t)(key >> 3)};
+    switch (key & 7) {
+    case 0: return take_varint(at, end, &out->value);
+    case 1: size = 8; break;
+    case 2:
+        if (!take_varint(at, end, &size)) {
+            return false;
+        }
+        out->data = *at;
+        break;
+    case 5: size = 4; break;
+    default: return false;
+    }
+    if (size > (size_t)(end - *at)) {
+        return false;
+    }
+    out->size = (size_t)size;
+    *at += size;
+    return true;
 }
 
 fl_status fl_field_serialise(const struct ProtobufCMessage *message, size_t size_max, void *out,

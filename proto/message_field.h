@@ -10,6 +10,7 @@
 #ifndef PROTO_MESSAGE_FIELD_H
 #define PROTO_MESSAGE_FIELD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,16 +22,24 @@
 extern "C" {
 #endif
 
-struct ProtobufCAllocator;
 struct ProtobufCBinaryData;
 struct ProtobufCMessage;
 struct ProtobufCMessageDescriptor;
 
-/* An allocator of protobuf-c that takes from the arena and never gives back. */
-void fl_field_allocator(struct fl_arena *arena, struct ProtobufCAllocator *out);
+/* One field as it lies in a message. */
+struct fl_raw_field {
+    uint32_t number;
+    uint64_t value;            /* of a varint */
+    const unsigned char *data; /* of bytes, a text or a message inside; NULL for a number */
+    size_t size;
+};
 
-/* Parse `data` [size] into a generated struct.  FL_PROTOCOL when it is no message of this type,
- * FL_TOO_LARGE above size_max, FL_NO_MEMORY when the arena is too small. */
+/* Walk the fields of a message without taking it apart, so that a limit can be met before memory is
+ * spent: *at moves from its first byte to `end`.  False at the end, and at what is no field. */
+bool fl_field_next(const unsigned char **at, const unsigned char *end, struct fl_raw_field *out);
+
+/* Parse `data` [size] into a generated struct.  FL_PROTOCOL when it is no message of this type or one
+ * of very many tiny parts, FL_TOO_LARGE above size_max, FL_NO_MEMORY when the arena is too small. */
 FL_MUST_CHECK fl_status fl_field_parse(const struct ProtobufCMessageDescriptor *descriptor,
                                        const void *data, size_t size, size_t size_max,
                                        struct fl_arena *arena, struct ProtobufCMessage **out);

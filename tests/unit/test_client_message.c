@@ -286,6 +286,77 @@ static void test_a_prompt_has_a_limit(void)
     request_round_trip(&in);
 }
 
+/* With just the memory a coordinator keeps for such a request. */
+static fl_status unpack_tightly(size_t size)
+{
+    struct fl_arena arena;
+    CHECK(fl_client_request_arena(size) <= sizeof(arena_memory));
+    fl_arena_init(&arena, arena_memory, fl_client_request_arena(size));
+    return fl_client_request_unpack(packed, size, &arena, &request_out);
+}
+
+static void test_counts_have_limits_that_are_named(void)
+{
+    static struct fl_chat_message messages[3000];
+    struct fl_client_request in = good_generate();
+    for (size_t i = 0; i < sizeof(messages) / sizeof(messages[0]); i++) {
+        messages[i] = (struct fl_chat_message){"user", {"a", i % 2}};
+    }
+    in.as.generate.prompt = (struct fl_text){0};
+    in.as.generate.messages = messages;
+    for (uint32_t count = 1; count <= FL_CHAT_MESSAGE_MAX; count = 2 * count) {
+        in.as.generate.message_count = count;
+        CHECK_EQ(unpack_tightly(pack_request(&in)), FL_OK);
+        CHECK_EQ(request_out.as.generate.message_count, count);
+    }
+    in.as.generate.message_count = FL_CHAT_MESSAGE_MAX + 1;
+    request_refused(&in, "has 1025 messages, the limit is 1024");
+    in.as.generate.message_count = 3000;
+    request_refused(&in, "has 3000 messages, the limit is 1024");
+    CHECK_EQ(unpack_tightly(pack_request(&in)), FL_INVALID);
+}
+
+static void test_stops_by_the_thousand(void)
+{
+    struct fl_client_request in = good_generate();
+    in.as.generate.stop_count = 0;
+    const size_t before = pack_request(&in);
+    /* The request is the last field, and a length of two bytes is its first. */
+    size_t size = before;
+    size_t at = 0;
+    while (!(packed[at] == 0x1a && at + 2 + packed[at + 1] == before)) {
+        CHECK(at++ < before);
+    }
+    const size_t inside = before - at - 2;
+    memmove(packed + at + 4, packed + at + 2, inside);
+    size += 2;
+    for (uint32_t i = 0; i < 9000; i++) {
+        memcpy(packed + size, "Z\001x", 3);
+        size += 3;
+    }
+    const size_t length = size - at - 4;
+    packed[at + 1] = (unsigned char)(0x80 | (length & 0x7f));
+    packed[at + 2] = (unsigned char)(0x80 | (length >> 7 & 0x7f));
+    packed[at + 3] = (unsigned char)(length >> 14);
+    CHECK_EQ(unpack_tightly(size), FL_INVALID);
+    CHECK(request_out.id == in.id);
+    CHECK(strstr(fl_last_error(), "9000 stop texts, the limit is 8") != NULL);
+}
+
+static void test_unknown_fields_by_the_thousand(void)
+{
+    struct fl_client_request in = make(FL_REQUEST_STATUS);
+    size_t size = pack_request(&in);
+    for (uint32_t i = 0; i < 200000; i++) {
+        memcpy(packed + size, "\xf8\x07\x01", 3);
+        size += 3;
+    }
+    struct fl_arena arena;
+    fl_arena_init(&arena, arena_memory, sizeof(arena_memory));
+    CHECK_EQ(fl_client_request_unpack(packed, size, &arena, &request_out), FL_PROTOCOL);
+    CHECK(strstr(fl_last_error(), "too many parts") != NULL);
+}
+
 static void test_bad_fields(void)
 {
     struct fl_client_request in = good_generate();
@@ -664,6 +735,11 @@ static const struct test_case cases[] = {
     {"client_message: the other requests come back with every field", test_other_requests},
     {"client_message: wrong inputs are refused with the request's id", test_bad_input},
     {"client_message: a prompt has a limit, all messages together too", test_a_prompt_has_a_limit},
+    {"client_message: counts have limits that are named", test_counts_have_limits_that_are_named},
+    {"client_message: stops by the thousand are counted before they are taken",
+     test_stops_by_the_thousand},
+    {"client_message: unknown fields by the thousand are refused in words",
+     test_unknown_fields_by_the_thousand},
     {"client_message: wrong fields are refused by name", test_bad_fields},
     {"client_message: another version is refused by name, garbage as garbage", test_version},
     {"client_message: done comes back with every field", test_done},
