@@ -7,6 +7,7 @@
 
 #include "proto/base/utf8.h"
 #include "proto/message_field.h"
+#include "proto/sampling_message.h"
 
 enum {
     WORD_SIZE_MAX = 64,       /* states, phases, instruction sets */
@@ -43,18 +44,6 @@ static fl_status build_stages(const struct fl_stage_summary *stages, uint32_t co
     return FL_OK;
 }
 
-static fl_status build_top(const struct fl_top *top, uint32_t count, struct fl_arena *arena,
-                           Firstlight__Top ***out)
-{
-    FL_TRY(fl_field_array(arena, count, sizeof(**out), out));
-    for (uint32_t i = 0; i < count; i++) {
-        FL_FIELD_MAKE(arena, Firstlight__Top, firstlight__top, &(*out)[i]);
-        (*out)[i]->id = top[i].id;
-        (*out)[i]->value = top[i].value;
-    }
-    return FL_OK;
-}
-
 static fl_status build_text(const struct fl_client_event *event, struct fl_arena *arena,
                             Firstlight__Text **out)
 {
@@ -69,7 +58,8 @@ static fl_status build_text(const struct fl_client_event *event, struct fl_arena
         (*out)->tokens[i]->id = token->id;
         (*out)->tokens[i]->logprob = token->logprob;
         (*out)->tokens[i]->n_top = token->top_count;
-        FL_TRY(build_top(token->top, token->top_count, arena, &(*out)->tokens[i]->top));
+        FL_TRY(fl_sampling_message_build_top(token->top, token->top_count, arena,
+                                             &(*out)->tokens[i]->top));
     }
     return FL_OK;
 }
@@ -89,7 +79,8 @@ static fl_status build_done(const struct fl_client_event *event, struct fl_arena
     done->n_stages = event->as.done.stage_count;
     FL_TRY(build_stages(event->as.done.stages, event->as.done.stage_count, arena, &done->stages));
     done->n_logits = event->as.done.logit_count;
-    return build_top(event->as.done.logits, event->as.done.logit_count, arena, &done->logits);
+    return fl_sampling_message_build_top(event->as.done.logits, event->as.done.logit_count, arena,
+                                         &done->logits);
 }
 
 static fl_status build_models(const struct fl_client_event *event, struct fl_arena *arena,
@@ -279,18 +270,6 @@ static fl_status take_stages(Firstlight__Stage *const *message, size_t count,
     return FL_OK;
 }
 
-static fl_status take_top(const char *field, Firstlight__Top *const *message, size_t count,
-                          struct fl_arena *arena, struct fl_top **out)
-{
-    FL_TRY(fl_field_range(field, count, 0, FL_TOP_MAX));
-    FL_TRY(fl_field_array(arena, count, sizeof(**out), out));
-    for (size_t i = 0; i < count; i++) {
-        FL_TRY(fl_field_real(field, (double)message[i]->value, -1e30, 1e30));
-        (*out)[i] = (struct fl_top){.id = message[i]->id, .value = message[i]->value};
-    }
-    return FL_OK;
-}
-
 static fl_status take_class(Firstlight__ResponseClass value, enum fl_class *out)
 {
     FL_TRY(fl_field_range("response_class", (uint64_t)value, FL_CLASS_UNKNOWN, FL_CLASS_WARM));
@@ -344,7 +323,8 @@ static fl_status take_text(const Firstlight__Text *message, struct fl_arena *are
         detail->id = token->id;
         detail->logprob = token->logprob;
         detail->top_count = (uint32_t)token->n_top;
-        FL_TRY(take_top("token top", token->top, token->n_top, arena, &detail->top));
+        FL_TRY(fl_sampling_message_take_top("token top", token->top, token->n_top, arena,
+                                            &detail->top));
     }
     return FL_OK;
 }
@@ -366,7 +346,8 @@ static fl_status take_done(const Firstlight__Done *message, struct fl_arena *are
     out->as.done.stage_count = (uint32_t)message->n_stages;
     FL_TRY(take_stages(message->stages, message->n_stages, arena, &out->as.done.stages));
     out->as.done.logit_count = (uint32_t)message->n_logits;
-    return take_top("logits", message->logits, message->n_logits, arena, &out->as.done.logits);
+    return fl_sampling_message_take_top("logits", message->logits, message->n_logits, arena,
+                                        &out->as.done.logits);
 }
 
 static fl_status take_error(const Firstlight__Error *message, struct fl_arena *arena,

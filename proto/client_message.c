@@ -7,6 +7,7 @@
 
 #include "proto/base/utf8.h"
 #include "proto/message_field.h"
+#include "proto/sampling_message.h"
 
 enum { ROLE_SIZE_MAX = 16, TEMPLATE_SIZE_MAX = 32 };
 
@@ -48,22 +49,6 @@ static void borrow_string(const char *text, ProtobufCBinaryData *out)
     fl_field_borrow(text, text == NULL ? 0 : strlen(text), out);
 }
 
-static fl_status build_sampling(const struct fl_sampling *sampling, struct fl_arena *arena,
-                                Firstlight__Sampling **out)
-{
-    FL_FIELD_MAKE(arena, Firstlight__Sampling, firstlight__sampling, out);
-    (*out)->temperature = sampling->temperature;
-    (*out)->top_k = sampling->top_k;
-    (*out)->top_p = sampling->top_p;
-    (*out)->min_p = sampling->min_p;
-    (*out)->repetition_penalty = sampling->repetition_penalty;
-    (*out)->penalty_window = sampling->penalty_window;
-    (*out)->seed = sampling->seed;
-    (*out)->top_logits = sampling->top_logits;
-    (*out)->logprobs = sampling->logprobs;
-    return FL_OK;
-}
-
 static fl_status build_chat(const struct fl_generate *generate, struct fl_arena *arena,
                             Firstlight__Generate *out)
 {
@@ -98,7 +83,7 @@ static fl_status build_generate(const struct fl_generate *generate, struct fl_ar
     message->no_bos = generate->no_bos;
     message->ignore_end = generate->ignore_end;
     message->max_tokens = generate->max_tokens;
-    FL_TRY(build_sampling(&generate->sampling, arena, &message->sampling));
+    FL_TRY(fl_sampling_message_build(&generate->sampling, arena, &message->sampling));
     message->n_stops = generate->stop_count;
     FL_TRY(fl_field_array(arena, generate->stop_count, sizeof(*message->stops), &message->stops));
     for (uint32_t i = 0; i < generate->stop_count; i++) {
@@ -210,18 +195,7 @@ static fl_status take_sampling(const Firstlight__Sampling *message, struct fl_sa
     if (message == NULL) {
         return FL_OK;
     }
-    *out = (struct fl_sampling){
-        .temperature = message->temperature,
-        .top_k = message->top_k,
-        .top_p = message->top_p,
-        .min_p = message->min_p,
-        .repetition_penalty = message->repetition_penalty,
-        .penalty_window = message->penalty_window,
-        .seed = message->seed,
-        .top_logits = message->top_logits,
-        .logprobs = message->logprobs,
-    };
-    FL_TRY(fl_field_sampling(out));
+    FL_TRY(fl_sampling_message_take(message, out));
     /* proto3 cannot tell 0 from left out, and 0 would mean nothing here. */
     if (!(out->top_p > 0)) {
         out->top_p = 1;

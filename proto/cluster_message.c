@@ -7,6 +7,7 @@
 
 #include "proto/message_field.h"
 #include "proto/plan_message.h"
+#include "proto/sampling_message.h"
 #include "proto/span_message.h"
 
 /* ---- build: plain struct to generated struct ---- */
@@ -21,22 +22,6 @@ static fl_status build_join(const struct fl_join *join, struct fl_arena *arena,
     (*out)->memory_budget = join->memory_budget;
     (*out)->threads = join->threads;
     fl_field_borrow(join->isa, strnlen(join->isa, sizeof(join->isa)), &(*out)->isa);
-    return FL_OK;
-}
-
-static fl_status build_sampling(const struct fl_sampling *sampling, struct fl_arena *arena,
-                                Firstlight__Cluster__Sampling **out)
-{
-    FL_FIELD_MAKE(arena, Firstlight__Cluster__Sampling, firstlight__cluster__sampling, out);
-    (*out)->temperature = sampling->temperature;
-    (*out)->top_k = sampling->top_k;
-    (*out)->top_p = sampling->top_p;
-    (*out)->min_p = sampling->min_p;
-    (*out)->repetition_penalty = sampling->repetition_penalty;
-    (*out)->penalty_window = sampling->penalty_window;
-    (*out)->seed = sampling->seed;
-    (*out)->top_logits = sampling->top_logits;
-    (*out)->logprobs = sampling->logprobs;
     return FL_OK;
 }
 
@@ -57,19 +42,7 @@ static fl_status build_admit(const struct fl_admit *admit, struct fl_arena *aren
     (*out)->tokens = admit->tokens;
     (*out)->n_stop_tokens = admit->stop_count;
     (*out)->stop_tokens = (uint32_t *)(uintptr_t)admit->stop_tokens;
-    return build_sampling(&admit->sampling, arena, &(*out)->sampling);
-}
-
-static fl_status build_top(const struct fl_top *top, uint32_t count, struct fl_arena *arena,
-                           Firstlight__Cluster__Top ***out)
-{
-    FL_TRY(fl_field_array(arena, count, sizeof(**out), out));
-    for (uint32_t i = 0; i < count; i++) {
-        FL_FIELD_MAKE(arena, Firstlight__Cluster__Top, firstlight__cluster__top, &(*out)[i]);
-        (*out)[i]->id = top[i].id;
-        (*out)[i]->value = top[i].value;
-    }
-    return FL_OK;
+    return fl_sampling_message_build(&admit->sampling, arena, &(*out)->sampling);
 }
 
 static fl_status build_token(const struct fl_token *token, struct fl_arena *arena,
@@ -84,9 +57,10 @@ static fl_status build_token(const struct fl_token *token, struct fl_arena *aren
     (*out)->finish = token->finish;
     (*out)->logprob = token->logprob;
     (*out)->n_logprobs = token->logprob_count;
-    FL_TRY(build_top(token->logprobs, token->logprob_count, arena, &(*out)->logprobs));
+    FL_TRY(fl_sampling_message_build_top(token->logprobs, token->logprob_count, arena,
+                                         &(*out)->logprobs));
     (*out)->n_logits = token->logit_count;
-    return build_top(token->logits, token->logit_count, arena, &(*out)->logits);
+    return fl_sampling_message_build_top(token->logits, token->logit_count, arena, &(*out)->logits);
 }
 
 static fl_status build_progress(const struct fl_progress *progress, struct fl_arena *arena,
@@ -250,26 +224,6 @@ static fl_status take_welcome(const Firstlight__Cluster__Welcome *message, struc
     return fl_field_range("coordinator", message->coordinator, 1, UINT64_MAX);
 }
 
-static fl_status take_sampling(const Firstlight__Cluster__Sampling *message,
-                               struct fl_sampling *out)
-{
-    if (message == NULL) {
-        return FL_FAIL(FL_PROTOCOL, "sampling is missing");
-    }
-    *out = (struct fl_sampling){
-        .temperature = message->temperature,
-        .top_k = message->top_k,
-        .top_p = message->top_p,
-        .min_p = message->min_p,
-        .repetition_penalty = message->repetition_penalty,
-        .penalty_window = message->penalty_window,
-        .seed = message->seed,
-        .top_logits = message->top_logits,
-        .logprobs = message->logprobs,
-    };
-    return fl_field_sampling(out);
-}
-
 static fl_status take_tokens(const Firstlight__Cluster__Admit *message, struct fl_admit *out)
 {
     if (message->n_tokens != 0 && message->n_tokens != message->prompt_count) {
@@ -306,7 +260,10 @@ static fl_status take_admit(const Firstlight__Cluster__Admit *message, struct fl
     out->prompt_count = message->prompt_count;
     out->max_tokens = message->max_tokens;
     FL_TRY(take_tokens(message, out));
-    return take_sampling(message->sampling, &out->sampling);
+    if (message->sampling == NULL) {
+        return FL_FAIL(FL_PROTOCOL, "sampling is missing");
+    }
+    return fl_sampling_message_take(message->sampling, &out->sampling);
 }
 
 static fl_status take_end(const Firstlight__Cluster__End *message, struct fl_end *out)
@@ -315,19 +272,6 @@ static fl_status take_end(const Firstlight__Cluster__End *message, struct fl_end
     FL_TRY(take_request_id(message->request_id, &out->request_id));
     FL_TRY(fl_field_range("keep", message->keep, 0, FL_CONTEXT_MAX));
     out->keep = message->keep;
-    return FL_OK;
-}
-
-static fl_status take_top(const char *field, Firstlight__Cluster__Top *const *message, size_t count,
-                          struct fl_arena *arena, struct fl_top **out)
-{
-    FL_TRY(fl_field_range(field, count, 0, FL_TOP_MAX));
-    FL_TRY(fl_field_array(arena, count, sizeof(**out), out));
-    for (size_t i = 0; i < count; i++) {
-        FL_TRY(fl_field_range(field, message[i]->id, 0, FL_VOCABULARY_MAX - 1));
-        FL_TRY(fl_field_real(field, (double)message[i]->value, -1e30, 1e30));
-        (*out)[i] = (struct fl_top){.id = message[i]->id, .value = message[i]->value};
-    }
     return FL_OK;
 }
 
@@ -348,9 +292,10 @@ static fl_status take_token(const Firstlight__Cluster__Token *message, struct fl
     out->logprob = message->logprob;
     out->logprob_count = (uint32_t)message->n_logprobs;
     out->logit_count = (uint32_t)message->n_logits;
-    FL_TRY(
-        take_top("token logprobs", message->logprobs, message->n_logprobs, arena, &out->logprobs));
-    return take_top("token logits", message->logits, message->n_logits, arena, &out->logits);
+    FL_TRY(fl_sampling_message_take_top("token logprobs", message->logprobs, message->n_logprobs,
+                                        arena, &out->logprobs));
+    return fl_sampling_message_take_top("token logits", message->logits, message->n_logits, arena,
+                                        &out->logits);
 }
 
 static fl_status take_progress(const Firstlight__Cluster__Progress *message,

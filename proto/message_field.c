@@ -249,14 +249,3 @@ fl_status fl_field_model(const char *field, const struct ProtobufCBinaryData *da
     }
     return fl_field_copy(field, data, out, FL_MODEL_NAME_MAX);
 }
-
-fl_status fl_field_sampling(const struct fl_sampling *sampling)
-{
-    FL_TRY(fl_field_real("temperature", (double)sampling->temperature, 0, FL_SAMPLING_FACTOR_MAX));
-    FL_TRY(fl_field_real("top_p", (double)sampling->top_p, 0, 1));
-    FL_TRY(fl_field_real("min_p", (double)sampling->min_p, 0, 1));
-    FL_TRY(fl_field_real("repetition_penalty", (double)sampling->repetition_penalty, 0,
-                         FL_SAMPLING_FACTOR_MAX));
-    FL_TRY(fl_field_range("top_logits", sampling->top_logits, 0, FL_TOP_MAX));
-    return fl_field_range("logprobs", sampling->logprobs, 0, FL_TOP_MAX);
-}

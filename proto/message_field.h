@@ -87,9 +87,6 @@ FL_MUST_CHECK fl_status fl_field_name(const char *field, const struct ProtobufCB
 FL_MUST_CHECK fl_status fl_field_model(const char *field, const struct ProtobufCBinaryData *data,
                                        char out[FL_MODEL_NAME_MAX]);
 
-/* Every field of sampling parameters. */
-FL_MUST_CHECK fl_status fl_field_sampling(const struct fl_sampling *sampling);
-
 #ifdef __cplusplus
 }
 #endif
