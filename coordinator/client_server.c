@@ -34,6 +34,8 @@ enum {
     EVENT_BATCH = 64,
     LISTEN_BACKLOG = 64,
     PACK_SIZE = 256 << 10,
+    SEGMENT_SIZE = 1024, /* of a timeline, packed or generated, names and causes included */
+    SPAN_SIZE = 512,
 };
 
 _Static_assert(CLIENT_SERVER_CLIENT_MAX == 1 << SLOT_BITS, "a handle's low bits are its slot");
@@ -379,6 +381,9 @@ static size_t event_bound(const struct fl_client_event *event)
     case FL_EVENT_TEXT: return PACK_SIZE + event->as.text.text.size;
     case FL_EVENT_STATUS:
         return PACK_SIZE + (size_t)event->as.status.loaded_count * FL_STAGE_COUNT_MAX * 256;
+    case FL_EVENT_TIMELINE:
+        return PACK_SIZE + (size_t)event->as.timeline.segment_count * SEGMENT_SIZE +
+               (size_t)event->as.timeline.span_count * SPAN_SIZE;
     case FL_EVENT_ADMITTED:
     case FL_EVENT_PROGRESS:
     case FL_EVENT_DONE:

@@ -232,7 +232,8 @@ static void go_on(struct coordinator *coordinator, struct request *request)
     case FL_REQUEST_CANCEL:
     case FL_REQUEST_MODELS:
     case FL_REQUEST_UNLOAD:
-    case FL_REQUEST_STATUS: break;
+    case FL_REQUEST_STATUS:
+    case FL_REQUEST_TIMELINE: break;
     }
     FL_ASSERT(false); /* these need no model */
 }
@@ -330,7 +331,8 @@ static fl_status take_wanted(struct coordinator *coordinator, struct request *re
     case FL_REQUEST_UNLOAD: return take_name(request, wanted->as.by_model.model);
     case FL_REQUEST_CANCEL:
     case FL_REQUEST_MODELS:
-    case FL_REQUEST_STATUS: break;
+    case FL_REQUEST_STATUS:
+    case FL_REQUEST_TIMELINE: break;
     }
     return FL_OK;
 }
@@ -411,6 +413,9 @@ void request_start(struct coordinator *coordinator, uint64_t client,
         request_free(coordinator, request);
         return;
     case FL_REQUEST_UNLOAD: unload(coordinator, request); return;
+    case FL_REQUEST_TIMELINE:
+        request_fail(coordinator, request, FL_NOT_FOUND, "no timeline is kept yet", 0);
+        return;
     case FL_REQUEST_GENERATE:
     case FL_REQUEST_TOKENIZE:
     case FL_REQUEST_PLAN:

@@ -8,6 +8,7 @@
 #include "proto/base/utf8.h"
 #include "proto/message_field.h"
 #include "proto/sampling_message.h"
+#include "proto/timeline_message.h"
 
 enum {
     WORD_SIZE_MAX = 64,       /* states, phases, instruction sets */
@@ -78,6 +79,11 @@ static fl_status build_done(const struct fl_client_event *event, struct fl_arena
     done->decode_tok_s = event->as.done.decode_tok_s;
     done->n_stages = event->as.done.stage_count;
     FL_TRY(build_stages(event->as.done.stages, event->as.done.stage_count, arena, &done->stages));
+    done->timeline_id = event->as.done.timeline_id;
+    done->predicted_ms = event->as.done.predicted_ms;
+    done->n_phases = event->as.done.phase_count;
+    FL_TRY(fl_phase_message_build(event->as.done.phases, event->as.done.phase_count, arena,
+                                  &done->phases));
     done->n_logits = event->as.done.logit_count;
     return fl_sampling_message_build_top(event->as.done.logits, event->as.done.logit_count, arena,
                                          &done->logits);
@@ -228,6 +234,8 @@ static fl_status build(const struct fl_client_event *event, struct fl_arena *are
     case FL_EVENT_MODELS: return build_models(event, arena, &out->models);
     case FL_EVENT_PLAN: return build_plan(event, arena, &out->plan);
     case FL_EVENT_STATUS: return build_status(event, arena, &out->status);
+    case FL_EVENT_TIMELINE:
+        return fl_timeline_message_build(&event->as.timeline, arena, &out->timeline);
     case FL_EVENT_LOADED:
         FL_FIELD_MAKE(arena, Firstlight__Empty, firstlight__empty, &out->loaded);
         return FL_OK;
@@ -345,6 +353,11 @@ static fl_status take_done(const Firstlight__Done *message, struct fl_arena *are
     out->as.done.decode_tok_s = message->decode_tok_s;
     out->as.done.stage_count = (uint32_t)message->n_stages;
     FL_TRY(take_stages(message->stages, message->n_stages, arena, &out->as.done.stages));
+    FL_TRY(fl_field_real("predicted_ms", message->predicted_ms, 0, QUANTITY_MAX));
+    out->as.done.timeline_id = message->timeline_id;
+    out->as.done.predicted_ms = message->predicted_ms;
+    out->as.done.phase_count = (uint32_t)message->n_phases;
+    FL_TRY(fl_phase_message_take(message->phases, message->n_phases, arena, &out->as.done.phases));
     out->as.done.logit_count = (uint32_t)message->n_logits;
     return fl_sampling_message_take_top("logits", message->logits, message->n_logits, arena,
                                         &out->as.done.logits);
@@ -504,6 +517,8 @@ fl_status fl_client_event_unpack(const void *data, size_t size, struct fl_arena 
     case FL_EVENT_LOADED:
     case FL_EVENT_UNLOADED: return FL_OK;
     case FL_EVENT_STATUS: return take_status(message->status, arena, out);
+    case FL_EVENT_TIMELINE:
+        return fl_timeline_message_take(message->timeline, arena, &out->as.timeline);
     }
     return FL_FAIL(FL_PROTOCOL, "event kind %d does not exist", (int)out->kind);
 }

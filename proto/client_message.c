@@ -147,6 +147,11 @@ static fl_status build(const struct fl_client_request *request, struct fl_arena 
         out->kind_case = FIRSTLIGHT__REQUEST__KIND_STATUS;
         FL_FIELD_MAKE(arena, Firstlight__Empty, firstlight__empty, &out->status);
         return FL_OK;
+    case FL_REQUEST_TIMELINE:
+        out->kind_case = FIRSTLIGHT__REQUEST__KIND_TIMELINE;
+        FL_FIELD_MAKE(arena, Firstlight__ByTimeline, firstlight__by_timeline, &out->timeline);
+        out->timeline->timeline_id = request->as.timeline.id;
+        return FL_OK;
     }
     return FL_FAIL(FL_INVALID, "request kind %d does not exist", (int)request->kind);
 }
@@ -319,6 +324,10 @@ static fl_status take(const Firstlight__Request *message, struct fl_arena *arena
         out->kind = FL_REQUEST_UNLOAD;
         return take_model(&message->unload->model, arena, &out->as.by_model.model);
     case FIRSTLIGHT__REQUEST__KIND_STATUS: out->kind = FL_REQUEST_STATUS; return FL_OK;
+    case FIRSTLIGHT__REQUEST__KIND_TIMELINE:
+        out->kind = FL_REQUEST_TIMELINE;
+        out->as.timeline.id = message->timeline->timeline_id;
+        return FL_OK;
     case FIRSTLIGHT__REQUEST__KIND__NOT_SET: break;
     case _FIRSTLIGHT__REQUEST__KIND__CASE_IS_INT_SIZE: break;
     }

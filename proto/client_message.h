@@ -38,6 +38,9 @@ enum {
     FL_STOP_STRING_MAX = 8,
     FL_STOP_STRING_SIZE_MAX = 256,
     FL_CHAT_MESSAGE_MAX = 1024,
+    FL_TIMELINE_KEPT = 64,        /* requests whose timelines a coordinator keeps */
+    FL_TIMELINE_SPAN_MAX = 16384, /* spans of one timeline */
+    FL_TIMELINE_SEGMENT_MAX = 4096,
 };
 
 struct fl_text {
@@ -58,6 +61,7 @@ enum fl_request_kind {
     FL_REQUEST_LOAD,
     FL_REQUEST_UNLOAD,
     FL_REQUEST_STATUS,
+    FL_REQUEST_TIMELINE,
 };
 
 struct fl_chat_message {
@@ -103,6 +107,9 @@ struct fl_client_request {
         struct {
             const char *model;
         } by_model; /* PLAN, LOAD, UNLOAD */
+        struct {
+            uint64_t id; /* DONE's timeline_id; 0: the last one that got a token */
+        } timeline;
     } as;
 };
 
@@ -118,6 +125,7 @@ enum fl_event_kind {
     FL_EVENT_LOADED,
     FL_EVENT_UNLOADED,
     FL_EVENT_STATUS,
+    FL_EVENT_TIMELINE,
 };
 
 struct fl_stage_summary {
@@ -178,6 +186,79 @@ struct fl_loaded_summary {
     struct fl_plan_stage_summary *stages;
 };
 
+/* A part of the way from t0 to the first token: the exposed chain is these, one after the other,
+ * and their `ms` sum to the TTFT. */
+struct fl_segment_summary {
+    const char *phase; /* fl_phase_name() */
+    const char *node;  /* "coordinator" or a node's name */
+    const char *cause; /* why it was waited for: fl_cause_name(), or a sentence; "" when plain */
+    double start_ms;   /* after t0 */
+    double ms;
+    uint64_t bytes;
+};
+
+/* What one phase took until the first token, on all nodes together. */
+struct fl_phase_summary {
+    const char *phase;
+    double exposed_ms; /* on the chain: the user waited for it */
+    double hidden_ms;  /* the rest of its busy time, which ran beside something else */
+    uint64_t bytes;
+};
+
+struct fl_timeline_node {
+    const char *node;
+    bool clock_known;       /* false: it never answered a ping, its spans cannot be placed */
+    double clock_offset_us; /* its clock minus the coordinator's */
+    double clock_error_us;  /* the true offset is this near, at most */
+    bool residency_known;
+    double page_cache_before; /* share of its shard, 0 to 1 */
+    double page_cache_after;
+    uint64_t shard_bytes;
+    uint64_t medium_bytes; /* read from the medium, as the kernel counts them */
+    const char *regime;    /* "buffered" or "direct" */
+    double process_ms;     /* exec to ready */
+    double slept_ms;       /* suspended since it joined */
+    uint32_t mhz_before;   /* CPU frequency; 0: not known */
+    uint32_t mhz_after;
+    uint64_t spans_lost;
+};
+
+struct fl_timeline_span {
+    const char *phase;
+    const char *node;
+    const char *lane;   /* "wire", "compute", "disk", "main", "worker" */
+    const char *source; /* "" when it has none */
+    const char *cause;
+    const char *piece; /* "layer 3 attention", "head"; "" when it has none */
+    double start_ms;   /* after t0; below 0 when it began before */
+    double end_ms;
+    double busy_ms;
+    double cause_ms;
+    uint64_t bytes;
+    uint64_t run;
+    uint32_t position;
+    uint32_t rows;
+};
+
+struct fl_timeline {
+    uint64_t id;
+    const char *model;
+    enum fl_class class_;
+    double ttft_ms;
+    double predicted_ms; /* 0: there was no prediction */
+    uint32_t prompt_tokens;
+    bool
+        complete; /* false: a node did not answer, or spans were lost; what is missing is "unknown" */
+    uint32_t segment_count;
+    struct fl_segment_summary *segments; /* in order */
+    uint32_t phase_count;
+    struct fl_phase_summary *phases; /* most exposed first */
+    uint32_t node_count;
+    struct fl_timeline_node *nodes;
+    uint32_t span_count;
+    struct fl_timeline_span *spans; /* by start; dropped for timelines that are old */
+};
+
 struct fl_client_event {
     uint64_t id; /* of the request */
     enum fl_event_kind kind;
@@ -212,6 +293,10 @@ struct fl_client_event {
             struct fl_stage_summary *stages;
             uint32_t logit_count;
             struct fl_top *logits; /* raw, of the prompt's last position, when asked for */
+            uint64_t timeline_id;  /* for TIMELINE */
+            double predicted_ms;   /* of the TTFT; 0: there was no prediction */
+            uint32_t phase_count;  /* 0: no token */
+            struct fl_phase_summary *phases; /* most exposed first; exposed_ms sum to ttft_ms */
         } done;
         struct {
             uint32_t code; /* fl_status */
@@ -243,6 +328,7 @@ struct fl_client_event {
             uint32_t loaded_count;
             struct fl_loaded_summary *loaded;
         } status;
+        struct fl_timeline timeline;
         /* LOADED and UNLOADED carry nothing more. */
     } as;
 };

@@ -237,6 +237,10 @@ static void test_other_requests(void)
     request_round_trip(&in);
     in = make(FL_REQUEST_STATUS);
     request_round_trip(&in);
+    in = make(FL_REQUEST_TIMELINE);
+    in.as.timeline.id = UINT64_MAX;
+    request_round_trip(&in);
+    CHECK(request_out.as.timeline.id == UINT64_MAX);
 }
 
 static void test_bad_input(void)
@@ -436,6 +440,52 @@ static struct fl_client_event event(enum fl_event_kind kind)
     return (struct fl_client_event){.id = 1000 + (uint64_t)kind, .kind = kind};
 }
 
+static struct fl_phase_summary phases[] = {
+    {"read", 3.5, 10.25, UINT64_C(1) << 40},
+    {"prefill", 1, 0, 0},
+};
+
+static struct fl_client_event good_timeline(void)
+{
+    static struct fl_segment_summary segments[] = {
+        {"queue", "coordinator", "busy with other requests", 0, 1.5, 0},
+        {"read", "box-1", "", 1.5, 3, 4096},
+    };
+    static struct fl_timeline_node nodes[] = {
+        {"box-1", true, -12.5, 3.25, true, 0.25, 1, 1000, 900, "buffered", 40, 7, 2400, 3600, 5}};
+    static struct fl_timeline_span spans[] = {{"prefill", "box-1", "compute", "", "weights",
+                                               "layer 3 attention", -1, 2.5, 3.5, -0.5, 6, 7, 8,
+                                               9}};
+    struct fl_client_event in = event(FL_EVENT_TIMELINE);
+    in.as.timeline = (struct fl_timeline){.id = 7,
+                                          .model = "m",
+                                          .class_ = FL_CLASS_COLD,
+                                          .ttft_ms = 4.5,
+                                          .predicted_ms = 4,
+                                          .prompt_tokens = 16,
+                                          .complete = true,
+                                          .segment_count = 2,
+                                          .segments = segments,
+                                          .phase_count = 2,
+                                          .phases = phases,
+                                          .node_count = 1,
+                                          .nodes = nodes,
+                                          .span_count = 1,
+                                          .spans = spans};
+    return in;
+}
+
+static bool same_phases(const struct fl_phase_summary *got, uint32_t count)
+{
+    bool same = count == 2;
+    for (uint32_t i = 0; same && i < count; i++) {
+        same = strcmp(got[i].phase, phases[i].phase) == 0 &&
+               got[i].exposed_ms == phases[i].exposed_ms &&
+               got[i].hidden_ms == phases[i].hidden_ms && got[i].bytes == phases[i].bytes;
+    }
+    return same;
+}
+
 static struct fl_client_event good_done(void)
 {
     struct fl_client_event in = event(FL_EVENT_DONE);
@@ -445,6 +495,10 @@ static struct fl_client_event good_done(void)
     in.as.done.cached_tokens = 2;
     in.as.done.output_tokens = 3;
     in.as.done.ttft_ms = 12.125;
+    in.as.done.timeline_id = 77;
+    in.as.done.predicted_ms = 11.5;
+    in.as.done.phase_count = 2;
+    in.as.done.phases = phases;
     in.as.done.decode_tok_s = 99.5;
     in.as.done.stage_count = 2;
     in.as.done.stages = stages;
@@ -463,6 +517,9 @@ static void test_done(void)
     CHECK_EQ(event_out.as.done.cached_tokens, 2);
     CHECK_EQ(event_out.as.done.output_tokens, 3);
     CHECK(event_out.as.done.ttft_ms == 12.125);
+    CHECK_EQ(event_out.as.done.timeline_id, 77);
+    CHECK(event_out.as.done.predicted_ms == 11.5);
+    CHECK(same_phases(event_out.as.done.phases, event_out.as.done.phase_count));
     CHECK(event_out.as.done.decode_tok_s == 99.5);
     CHECK(same_stages(event_out.as.done.stages, event_out.as.done.stage_count));
     CHECK_EQ(event_out.as.done.logit_count, 2);
@@ -628,6 +685,72 @@ static void test_status(void)
     CHECK_EQ(loaded->stages[0].bytes_total, 7);
 }
 
+static void test_timeline(void)
+{
+    const struct fl_client_event in = good_timeline();
+    event_round_trip(&in);
+    const struct fl_timeline *got = &event_out.as.timeline;
+    const struct fl_timeline *want = &in.as.timeline;
+    CHECK_EQ(got->id, 7);
+    CHECK(strcmp(got->model, "m") == 0);
+    CHECK_EQ(got->class_, FL_CLASS_COLD);
+    CHECK(got->ttft_ms == 4.5 && got->predicted_ms == 4 && got->complete);
+    CHECK_EQ(got->prompt_tokens, 16);
+    CHECK_EQ(got->segment_count, 2);
+    for (int i = 0; i < 2; i++) {
+        const struct fl_segment_summary *a = &got->segments[i];
+        const struct fl_segment_summary *b = &want->segments[i];
+        CHECK(strcmp(a->phase, b->phase) == 0 && strcmp(a->node, b->node) == 0);
+        CHECK(strcmp(a->cause, b->cause) == 0);
+        CHECK(a->start_ms == b->start_ms && a->ms == b->ms && a->bytes == b->bytes);
+    }
+    CHECK(same_phases(got->phases, got->phase_count));
+    CHECK_EQ(got->node_count, 1);
+    const struct fl_timeline_node *node = got->nodes;
+    CHECK(strcmp(node->node, "box-1") == 0 && strcmp(node->regime, "buffered") == 0);
+    CHECK(node->clock_known && node->clock_offset_us == -12.5 && node->clock_error_us == 3.25);
+    CHECK(node->residency_known && node->page_cache_before == 0.25 && node->page_cache_after == 1);
+    CHECK(node->shard_bytes == 1000 && node->medium_bytes == 900);
+    CHECK(node->process_ms == 40 && node->slept_ms == 7);
+    CHECK(node->mhz_before == 2400 && node->mhz_after == 3600 && node->spans_lost == 5);
+    CHECK_EQ(got->span_count, 1);
+    const struct fl_timeline_span *span = got->spans;
+    CHECK(strcmp(span->phase, "prefill") == 0 && strcmp(span->node, "box-1") == 0);
+    CHECK(strcmp(span->lane, "compute") == 0 && strcmp(span->source, "") == 0);
+    CHECK(strcmp(span->cause, "weights") == 0 && strcmp(span->piece, "layer 3 attention") == 0);
+    CHECK(span->start_ms == -1 && span->end_ms == 2.5 && span->busy_ms == 3.5);
+    CHECK(span->cause_ms == -0.5 && span->bytes == 6 && span->run == 7);
+    CHECK(span->position == 8 && span->rows == 9);
+}
+
+static void test_bad_timelines(void)
+{
+    struct fl_client_event in = good_timeline();
+    struct fl_timeline_node node = in.as.timeline.nodes[0];
+    in.as.timeline.nodes = &node;
+    node.page_cache_before = 1.5;
+    event_refused(&in, "page_cache_before");
+    in = good_timeline();
+    struct fl_timeline_span span = in.as.timeline.spans[0];
+    in.as.timeline.spans = &span;
+    span.start_ms = __builtin_nan("");
+    event_refused(&in, "span start_ms");
+    span.start_ms = 0;
+    span.piece = "\xff";
+    event_refused(&in, "span piece");
+    in = good_timeline();
+    in.as.timeline.ttft_ms = -1;
+    event_refused(&in, "ttft_ms");
+    struct fl_phase_summary many[FL_PHASE_COUNT + 1];
+    for (int i = 0; i < FL_PHASE_COUNT + 1; i++) {
+        many[i] = phases[0];
+    }
+    in = good_done();
+    in.as.done.phases = many;
+    in.as.done.phase_count = FL_PHASE_COUNT + 1;
+    event_refused(&in, "phase count");
+}
+
 static void test_bad_events(void)
 {
     struct fl_client_event in = good_done();
@@ -676,6 +799,10 @@ static size_t pack_sample(int which)
         const struct fl_client_event in = good_text();
         return pack_event(&in);
     }
+    case 3: {
+        const struct fl_client_event in = good_timeline();
+        return pack_event(&in);
+    }
     default: {
         const struct fl_client_event in = good_status();
         return pack_event(&in);
@@ -685,7 +812,7 @@ static size_t pack_sample(int which)
 
 static void test_cut(void)
 {
-    for (int which = 0; which < 4; which++) {
+    for (int which = 0; which < 5; which++) {
         const size_t size = pack_sample(which);
         for (size_t cut = 0; cut < size; cut++) {
             unsigned char *copy = malloc(cut + 1);
@@ -702,12 +829,12 @@ static void test_bent(void)
 {
     uint32_t random = 4711;
     for (int round = 0; round < 20000; round++) {
-        const size_t size = pack_sample(round % 4);
+        const size_t size = pack_sample(round % 5);
         for (int flips = 0; flips < 1 + round % 3; flips++) {
             random = random * 1664525 + 1013904223;
             packed[(random >> 8) % size] ^= (unsigned char)(1U << (random & 7));
         }
-        if (round % 4 == 0) {
+        if (round % 5 == 0) {
             (void)!unpack_request(packed, size);
         } else {
             const fl_status status = unpack_event(packed, size);
@@ -747,6 +874,8 @@ static const struct test_case cases[] = {
     {"client_message: the other events of a request come back", test_course},
     {"client_message: models and plan come back with every field", test_models_and_plan},
     {"client_message: status comes back with every field", test_status},
+    {"client_message: timeline comes back with every field", test_timeline},
+    {"client_message: timelines with wrong fields are refused", test_bad_timelines},
     {"client_message: events with wrong fields are refused", test_bad_events},
     {"client_message: a message cut anywhere is refused", test_cut},
     {"client_message: bent bytes are refused or give a checked message", test_bent},
