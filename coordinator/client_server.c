@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "proto/base/log.h"
+#include "proto/base/log_throttle.h"
 #include "proto/base/spare_descriptor.h"
 #include "proto/handshake.h"
 #include "proto/network_address.h"
@@ -27,15 +28,13 @@
 
 enum {
     SLOT_BITS = 8,
-    IN_FIRST = 4096,
-    OUT_FIRST = 16 << 10,
-    OUT_KEEP = 256 << 10, /* an empty out buffer larger than this is given back */
-    READ_ROUND = 64 << 10,
     EVENT_BATCH = 64,
     LISTEN_BACKLOG = 64,
     PACK_SIZE = 256 << 10,
     SEGMENT_SIZE = 1024, /* of a timeline, packed or generated, names and causes included */
     SPAN_SIZE = 512,
+    /* What a client may leave unread, the message that is too much, and the last words. */
+    OUT_SIZE_MAX = CLIENT_SERVER_OUT_MAX + FL_CLIENT_MESSAGE_MAX + 2 * PACK_SIZE,
 };
 
 _Static_assert(CLIENT_SERVER_CLIENT_MAX == 1 << SLOT_BITS, "a handle's low bits are its slot");
@@ -52,13 +51,8 @@ struct client {
     bool wants_out;       /* EPOLLOUT is on */
     uint64_t deadline_ns; /* UINT64_MAX: none */
     struct fl_handshake handshake;
-    unsigned char *in; /* [in_size]: a frame with its length, as far as it has come */
-    size_t in_size;
-    size_t in_used;
-    unsigned char *out; /* [out_size]: bytes out_first .. out_used are to be sent */
-    size_t out_size;
-    size_t out_first;
-    size_t out_used;
+    struct fl_frame_reader in;
+    struct fl_frame_writer out;
 };
 
 struct listener {
@@ -72,6 +66,7 @@ struct client_server {
     struct client_server_config config;
     int epoll;
     int spare; /* a descriptor to refuse a client with when none is left */
+    struct fl_log_throttle refused;
     uint32_t listener_count;
     struct listener listeners[CLIENT_SERVER_LISTENER_MAX];
     struct client clients[CLIENT_SERVER_CLIENT_MAX];
@@ -132,8 +127,8 @@ static void free_client(struct client_server *server, struct client *client)
     const uint64_t handle = client->handle;
     const bool asked = client->asked;
     close(client->fd);
-    free(client->in);
-    free(client->out);
+    fl_frame_reader_free(&client->in);
+    fl_frame_writer_free(&client->out);
     *client = (struct client){0};
     if (asked) {
         server->config.events.gone(server->config.events.ctx, handle);
@@ -294,14 +289,21 @@ static void begin_close(struct client_server *server, struct client *client)
     }
     client->state = CLIENT_CLOSING;
     client->deadline_ns = fl_clock_now(&server->config.clock) + CLOSE_DEADLINE_NS;
-    free(client->in);
-    client->in = NULL;
-    client->in_size = client->in_used = 0;
+    fl_frame_reader_free(&client->in);
+}
+
+/* Bytes that the socket has not taken yet. */
+static size_t unsent_size(const struct client *client)
+{
+    const unsigned char *bytes = NULL;
+    size_t size = 0;
+    fl_frame_writer_bytes(&client->out, &bytes, &size);
+    return size;
 }
 
 static void shut_when_sent(struct client *client)
 {
-    if (client->state == CLIENT_CLOSING && client->out_first == client->out_used && !client->shut) {
+    if (client->state == CLIENT_CLOSING && unsent_size(client) == 0 && !client->shut) {
         client->shut = true;
         (void)shutdown(client->fd, SHUT_WR);
     }
@@ -310,9 +312,14 @@ static void shut_when_sent(struct client *client)
 /* Returns false when the connection is over. */
 static bool write_out(struct client_server *server, struct client *client)
 {
-    while (client->out_first < client->out_used) {
-        const ssize_t sent = send(client->fd, client->out + client->out_first,
-                                  client->out_used - client->out_first, MSG_NOSIGNAL);
+    const unsigned char *bytes = NULL;
+    size_t size = 0;
+    for (;;) {
+        fl_frame_writer_bytes(&client->out, &bytes, &size);
+        if (size == 0) {
+            break;
+        }
+        const ssize_t sent = send(client->fd, bytes, size, MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR) {
             continue;
         }
@@ -323,52 +330,21 @@ static bool write_out(struct client_server *server, struct client *client)
         if (sent < 0) {
             return false;
         }
-        client->out_first += (size_t)sent;
-    }
-    client->out_first = client->out_used = 0;
-    if (client->out_size > OUT_KEEP) {
-        free(client->out);
-        client->out = NULL;
-        client->out_size = 0;
+        fl_frame_writer_sent(&client->out, (size_t)sent);
     }
     watch_out(server, client, false);
     shut_when_sent(client);
     return true;
 }
 
-/* Room for `size` more bytes in the out buffer. */
-static bool reserve_out(struct client *client, size_t size)
-{
-    if (client->out_first > 0) {
-        client->out_used -= client->out_first;
-        memmove(client->out, client->out + client->out_first, client->out_used);
-        client->out_first = 0;
-    }
-    size_t wanted = client->out_size > 0 ? client->out_size : OUT_FIRST;
-    while (wanted < client->out_used + size) {
-        wanted *= 2;
-    }
-    if (wanted > client->out_size) {
-        unsigned char *grown = realloc(client->out, wanted);
-        if (grown == NULL) {
-            return false;
-        }
-        client->out = grown;
-        client->out_size = wanted;
-    }
-    return true;
-}
-
 /* Queues one frame.  Returns false when there is no memory for it. */
 static bool queue_frame(struct client *client, const void *data, size_t size)
 {
-    if (client->out_size - client->out_used < size + FL_FRAME_HEADER_SIZE &&
-        !reserve_out(client, size + FL_FRAME_HEADER_SIZE)) {
+    unsigned char *frame = NULL;
+    if (fl_frame_writer_put(&client->out, size, &frame) != FL_OK) {
         return false;
     }
-    fl_frame_header_put(client->out + client->out_used, (uint32_t)size);
-    memcpy(client->out + client->out_used + FL_FRAME_HEADER_SIZE, data, size);
-    client->out_used += size + FL_FRAME_HEADER_SIZE;
+    memcpy(frame, data, size);
     return true;
 }
 
@@ -446,13 +422,13 @@ void client_server_send(struct client_server *server, uint64_t handle,
     if (client == NULL) {
         return;
     }
-    const bool idle = client->out_first == client->out_used;
+    const bool idle = unsent_size(client) == 0;
     const fl_status status = pack_and_queue(server, client, event);
     if (status != FL_OK) {
         refuse(server, client, event->id,
                FL_FAIL(FL_TOO_LARGE, "the answer does not fit one message of %d bytes",
                        FL_CLIENT_MESSAGE_MAX));
-    } else if (client->out_used - client->out_first > CLIENT_SERVER_OUT_MAX) {
+    } else if (unsent_size(client) > CLIENT_SERVER_OUT_MAX) {
         refuse(server, client, event->id,
                FL_FAIL(FL_TOO_LARGE,
                        "the client left more than %d bytes unread; its requests are cancelled",
@@ -481,6 +457,7 @@ static void take_record(struct client_server *server, struct client *client, con
         client->state = CLIENT_OPEN;
         client->may_shake = false;
         client->deadline_ns = UINT64_MAX;
+        fl_frame_reader_limit(&client->in, FL_CLIENT_MESSAGE_MAX);
     } else if (status != FL_AGAIN) {
         begin_close(server, client);
     }
@@ -524,6 +501,7 @@ static void take_frame(struct client_server *server, struct client *client, cons
     const bool record = fl_handshake_is_record(data, size);
     if (record && client->may_shake) {
         client->state = CLIENT_SHAKING;
+        fl_frame_reader_limit(&client->in, FL_HANDSHAKE_RECORD_MAX);
         take_record(server, client, data, size);
     } else if (client->state == CLIENT_SHAKING) {
         refuse(server, client, 0,
@@ -534,71 +512,42 @@ static void take_frame(struct client_server *server, struct client *client, cons
     }
 }
 
-/* The size of the frame that begins the in buffer; false when it is refused. */
-static bool frame_size(struct client_server *server, struct client *client, size_t *out)
+/* A frame whose length no frame has here. */
+static void refuse_length(struct client_server *server, struct client *client)
 {
-    const uint32_t size = fl_frame_header_get(client->in);
-    const bool shaking = client->state == CLIENT_SHAKING;
-    if (shaking && size > FL_HANDSHAKE_RECORD_MAX) {
+    if (client->state == CLIENT_SHAKING) {
         refuse(server, client, 0,
                FL_FAIL(FL_DENIED, "this coordinator asks for the pool key first: give --key-file "
                                   "FILE (or FIRSTLIGHT_KEY_FILE)"));
-        return false;
+        return;
     }
-    if (size == 0 || size > FL_CLIENT_MESSAGE_MAX) {
-        refuse(server, client, 0,
-               FL_FAIL(FL_PROTOCOL,
-                       "a frame of %" PRIu32 " bytes is outside 1 .. %d; this port speaks frames "
-                       "of firstlight's client protocol",
-                       size, FL_CLIENT_MESSAGE_MAX));
-        return false;
-    }
-    *out = size;
-    return true;
+    refuse(server, client, 0,
+           FL_FAIL(FL_PROTOCOL,
+                   "the length of a frame is outside 1 .. %d bytes; this port speaks frames of "
+                   "firstlight's client protocol",
+                   FL_CLIENT_MESSAGE_MAX));
 }
 
-static bool reserve_in(struct client *client, size_t wanted)
-{
-    if (wanted <= client->in_size) {
-        return true;
-    }
-    size_t grown_size = client->in_size > 0 ? client->in_size : IN_FIRST;
-    while (grown_size < wanted) {
-        grown_size *= 2;
-    }
-    unsigned char *grown = realloc(client->in, grown_size);
-    if (grown == NULL) {
-        return false;
-    }
-    client->in = grown;
-    client->in_size = grown_size;
-    return true;
-}
-
-/* Takes every whole frame out of the in buffer. */
+/* Takes every whole frame that has come. */
 static void take_frames(struct client_server *server, struct client *client)
 {
-    size_t taken = 0;
     while (client->state == CLIENT_OPEN || client->state == CLIENT_SHAKING) {
+        const unsigned char *frame = NULL;
         size_t size = 0;
-        memmove(client->in, client->in + taken, client->in_used - taken);
-        client->in_used -= taken;
-        if (client->in_used < FL_FRAME_HEADER_SIZE || !frame_size(server, client, &size) ||
-            client->in_used < FL_FRAME_HEADER_SIZE + size) {
+        const fl_status status = fl_frame_reader_next(&client->in, &frame, &size);
+        if (status == FL_AGAIN) {
             break;
         }
-        taken = FL_FRAME_HEADER_SIZE + size;
-        take_frame(server, client, client->in + FL_FRAME_HEADER_SIZE, size);
+        if (status != FL_OK || size == 0) {
+            refuse_length(server, client);
+            return;
+        }
+        take_frame(server, client, frame, size);
     }
     if (client->state == CLIENT_OPEN) {
-        const bool partial = client->in_used > 0;
+        const bool partial = fl_frame_reader_partial(&client->in);
         const uint64_t now = fl_clock_now(&server->config.clock);
         client->deadline_ns = partial ? now + FRAME_DEADLINE_NS : UINT64_MAX;
-        if (!partial && client->in_size > OUT_KEEP) {
-            free(client->in);
-            client->in = NULL;
-            client->in_size = 0;
-        }
     }
 }
 
@@ -610,26 +559,27 @@ static bool read_in(struct client_server *server, struct client *client)
         const ssize_t got = recv(client->fd, ignored, sizeof(ignored), 0);
         return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
     }
-    /* As much as the frame still lacks, but no more memory than has come already. */
-    size_t room = client->in_used < IN_FIRST ? IN_FIRST : client->in_used;
-    room = room > READ_ROUND ? READ_ROUND : room;
-    if (!reserve_in(client, client->in_used + room)) {
+    unsigned char *space = NULL;
+    size_t room = 0;
+    if (fl_frame_reader_space(&client->in, &space, &room) != FL_OK) {
         return false;
     }
-    const ssize_t got = recv(client->fd, client->in + client->in_used, room, 0);
+    const ssize_t got = recv(client->fd, space, room, 0);
     if (got <= 0) {
         return got < 0 && (errno == EAGAIN || errno == EINTR);
     }
-    client->in_used += (size_t)got;
+    fl_frame_reader_filled(&client->in, (size_t)got);
     take_frames(server, client);
     return true;
 }
 
 static void accept_client(struct client_server *server, const struct listener *listener)
 {
+    const uint64_t now = fl_clock_now(&server->config.clock);
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
-        if (fl_spare_descriptor_refuse(&server->spare, listener->fd, errno)) {
+        if (fl_spare_descriptor_refuse(&server->spare, listener->fd, errno) &&
+            fl_log_throttle_pass(&server->refused, now)) {
             fl_log(FL_LOG_WARN, "client refused: no file descriptor is left (ulimit -n)");
         }
         return;
@@ -640,8 +590,10 @@ static void accept_client(struct client_server *server, const struct listener *l
     }
     if (slot == CLIENT_SERVER_CLIENT_MAX ||
         watch(server, fd, CLIENT_SERVER_LISTENER_MAX + slot) != FL_OK) {
-        fl_log(FL_LOG_WARN, "client refused: %d are connected, the limit",
-               CLIENT_SERVER_CLIENT_MAX);
+        if (fl_log_throttle_pass(&server->refused, now)) {
+            fl_log(FL_LOG_WARN, "client refused: %d are connected, the limit",
+                   CLIENT_SERVER_CLIENT_MAX);
+        }
         close(fd);
         return;
     }
@@ -657,8 +609,10 @@ static void accept_client(struct client_server *server, const struct listener *l
                               .may_shake = true,
                               .deadline_ns = UINT64_MAX};
     if (must_shake) {
-        client->deadline_ns = fl_clock_now(&server->config.clock) + AUTH_DEADLINE_NS;
+        client->deadline_ns = now + AUTH_DEADLINE_NS;
     }
+    fl_frame_reader_init(&client->in, must_shake ? FL_HANDSHAKE_RECORD_MAX : FL_CLIENT_MESSAGE_MAX);
+    fl_frame_writer_init(&client->out, OUT_SIZE_MAX);
     fl_handshake_init(&client->handshake, FL_PARTY_COORDINATOR, false, server->config.key);
 }
 
@@ -668,7 +622,7 @@ static void serve(struct client_server *server, struct client *client, uint32_t 
     if ((events & EPOLLIN) != 0 || (events & (EPOLLHUP | EPOLLERR)) != 0) {
         alive = read_in(server, client);
     }
-    if (alive && (client->out_first < client->out_used || client->state == CLIENT_CLOSING)) {
+    if (alive && (unsent_size(client) > 0 || client->state == CLIENT_CLOSING)) {
         alive = write_out(server, client);
     }
     if (!alive) {
@@ -679,7 +633,7 @@ static void serve(struct client_server *server, struct client *client, uint32_t 
 static uint64_t close_overdue(struct client_server *server)
 {
     const uint64_t now = fl_clock_now(&server->config.clock);
-    uint64_t next_ns = UINT64_MAX;
+    uint64_t next_ns = fl_log_throttle_poll(&server->refused, now, FL_LOG_WARN, "clients refused");
     for (uint32_t i = 0; i < CLIENT_SERVER_CLIENT_MAX; i++) {
         struct client *client = &server->clients[i];
         if (client->state == CLIENT_FREE) {

@@ -59,6 +59,12 @@ void fl_frame_reader_init(struct fl_frame_reader *reader, size_t frame_max)
     *reader = (struct fl_frame_reader){.frame_max = frame_max};
 }
 
+void fl_frame_reader_limit(struct fl_frame_reader *reader, size_t frame_max)
+{
+    FL_ASSERT(frame_max > 0 && frame_max <= FL_FRAME_MAX);
+    reader->frame_max = frame_max;
+}
+
 void fl_frame_reader_free(struct fl_frame_reader *reader)
 {
     free(reader->bytes);
@@ -114,12 +120,20 @@ fl_status fl_frame_reader_next(struct fl_frame_reader *reader, const unsigned ch
     FL_TRY(front_size(reader, &frame));
     const size_t held = reader->used - reader->taken;
     if (held < FL_FRAME_HEADER_SIZE || held < frame) {
+        if (held == 0) {
+            compact(&reader->bytes, &reader->size, &reader->used, &reader->taken);
+        }
         return FL_AGAIN;
     }
     *out = reader->bytes + reader->taken + FL_FRAME_HEADER_SIZE;
     *out_size = frame - FL_FRAME_HEADER_SIZE;
     reader->taken += frame;
     return FL_OK;
+}
+
+bool fl_frame_reader_partial(const struct fl_frame_reader *reader)
+{
+    return reader->used > reader->taken;
 }
 
 void fl_frame_writer_init(struct fl_frame_writer *writer, size_t size_max)
@@ -142,9 +156,11 @@ fl_status fl_frame_writer_put(struct fl_frame_writer *writer, size_t size, unsig
                        "%zu bytes wait for a slow reader, %zu more are over the limit of %zu",
                        waiting, size, writer->size_max);
     }
-    compact(&writer->bytes, &writer->size, &writer->used, &writer->taken);
-    FL_TRY(grow(&writer->bytes, &writer->size, waiting + FL_FRAME_HEADER_SIZE + size,
-                writer->size_max));
+    if (writer->size - writer->used < FL_FRAME_HEADER_SIZE + size) {
+        compact(&writer->bytes, &writer->size, &writer->used, &writer->taken);
+        FL_TRY(grow(&writer->bytes, &writer->size, waiting + FL_FRAME_HEADER_SIZE + size,
+                    writer->size_max));
+    }
     fl_frame_header_put(writer->bytes + writer->used, (uint32_t)size);
     *out = writer->bytes + writer->used + FL_FRAME_HEADER_SIZE;
     writer->used += FL_FRAME_HEADER_SIZE + size;

@@ -15,6 +15,7 @@
 #ifndef PROTO_WIRE_H
 #define PROTO_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +50,9 @@ struct fl_frame_writer {
 void fl_frame_reader_init(struct fl_frame_reader *reader, size_t frame_max);
 void fl_frame_reader_free(struct fl_frame_reader *reader);
 
+/* Another limit from the next frame on: a stranger's frames are shorter than a friend's. */
+void fl_frame_reader_limit(struct fl_frame_reader *reader, size_t frame_max);
+
 /* Where the next bytes go: at least one byte of room on FL_OK.  Invalidates frames handed out.
  * FL_NO_MEMORY; FL_PROTOCOL when the frame under way is over the limit. */
 FL_MUST_CHECK fl_status fl_frame_reader_space(struct fl_frame_reader *reader, unsigned char **out,
@@ -56,10 +60,14 @@ FL_MUST_CHECK fl_status fl_frame_reader_space(struct fl_frame_reader *reader, un
 /* That many bytes were put there. */
 void fl_frame_reader_filled(struct fl_frame_reader *reader, size_t size);
 
-/* The next whole frame, valid until the next space().  FL_AGAIN when none is whole, FL_PROTOCOL
- * with a sentence when its length is over the limit: the stream is of no use from then on. */
+/* The next whole frame, valid until the next space() or next().  FL_AGAIN when none is whole,
+ * FL_PROTOCOL with a sentence when its length is over the limit: the stream is of no use from then
+ * on.  Call it until it says FL_AGAIN before the next space(). */
 FL_MUST_CHECK fl_status fl_frame_reader_next(struct fl_frame_reader *reader,
                                              const unsigned char **out, size_t *out_size);
+
+/* True when a frame began that is not whole. */
+bool fl_frame_reader_partial(const struct fl_frame_reader *reader);
 
 /* The length a header holds. */
 uint32_t fl_frame_header_get(const unsigned char header[FL_FRAME_HEADER_SIZE]);

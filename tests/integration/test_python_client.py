@@ -112,6 +112,10 @@ def mistakes(cluster, client):
                   {"generate": pb.Generate(model="tiny", prompt="x", sampling=pb.Sampling(top_p=2))}, {}):
         event = client.ask(**wrong)[-1]
         assert event.WhichOneof("kind") == "error" and event.error.text and "\n" not in event.error.text, event
+    # A limit is named, and the connection goes on.
+    long = [pb.ChatMessage(role="user", content="x")] * 3000
+    event = client.ask(generate=pb.Generate(model="tiny", messages=long))[-1]
+    assert "3000 messages, the limit is 1024" in event.error.text, event
     # Garbage costs the connection that sent it, and no other.
     for garbage in (b"\xff\xff\xff\xff", b"\x05\0\0\0\xff\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n"):
         other = Client(cluster.address)

@@ -125,6 +125,44 @@ static void test_memory(void)
     fl_frame_reader_free(&reader);
 }
 
+/* A stranger's frames are short until it has shaken hands; what came too early counts as well. */
+static void test_limit_that_changes(void)
+{
+    static unsigned char bytes[LIMIT + 2 * FL_FRAME_HEADER_SIZE];
+    struct fl_frame_reader reader;
+    unsigned char *space = NULL;
+    const unsigned char *frame = NULL;
+    size_t size = 0;
+    fl_frame_reader_init(&reader, 100);
+    CHECK(!fl_frame_reader_partial(&reader));
+    CHECK_EQ(fl_frame_reader_space(&reader, &space, &size), FL_OK);
+    fl_frame_header_put(space, 8);
+    fl_frame_reader_filled(&reader, 2);
+    CHECK_EQ(fl_frame_reader_next(&reader, &frame, &size), FL_AGAIN);
+    CHECK(fl_frame_reader_partial(&reader));
+    CHECK_EQ(fl_frame_reader_space(&reader, &space, &size), FL_OK);
+    fl_frame_header_put(bytes, 8);
+    fl_frame_header_put(bytes + 12, 500);
+    memcpy(space, bytes + 2, 40);
+    fl_frame_reader_filled(&reader, 40);
+    CHECK_EQ(fl_frame_reader_next(&reader, &frame, &size), FL_OK);
+    CHECK_EQ(size, 8);
+    CHECK(fl_frame_reader_partial(&reader));
+    fl_frame_reader_limit(&reader, LIMIT);
+    CHECK_EQ(fl_frame_reader_next(&reader, &frame, &size), FL_AGAIN);
+    CHECK_EQ(fl_frame_reader_space(&reader, &space, &size), FL_OK);
+    CHECK(size >= 500 - 26);
+    fl_frame_reader_filled(&reader, 500 - 26);
+    fl_frame_reader_limit(&reader, 499);
+    CHECK_EQ(fl_frame_reader_next(&reader, &frame, &size), FL_PROTOCOL);
+    CHECK_EQ(fl_frame_reader_space(&reader, &space, &size), FL_PROTOCOL);
+    fl_frame_reader_limit(&reader, 500);
+    CHECK_EQ(fl_frame_reader_next(&reader, &frame, &size), FL_OK);
+    CHECK_EQ(fl_frame_reader_next(&reader, &frame, &size), FL_AGAIN);
+    CHECK(!fl_frame_reader_partial(&reader));
+    fl_frame_reader_free(&reader);
+}
+
 static void test_writer(void)
 {
     struct fl_frame_writer writer;
@@ -237,6 +275,7 @@ static const struct test_case cases[] = {
     {"wire: frames arrive whole whatever the pieces", test_pieces},
     {"wire: a frame over the limit is refused before it is held", test_limit},
     {"wire: a length reserves nothing, and large buffers are given back", test_memory},
+    {"wire: the limit may change between frames", test_limit_that_changes},
     {"wire: the writer holds frames back within its limit", test_writer},
     {"network_address: texts are taken or refused", test_addresses},
     {"network_address: names resolve to IPv4 first, loopback is known", test_resolve},
