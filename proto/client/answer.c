@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/client/plain_text.h"
+
 void answer_init(struct answer *answer, bool show)
 {
     *answer = (struct answer){.show = show, .filter = isatty(STDOUT_FILENO) != 0};
@@ -136,6 +138,21 @@ void answer_stages_json(struct json_output *json, const struct fl_stage_summary 
     json_close(json, ']');
 }
 
+void answer_phases_json(struct json_output *json, const struct fl_phase_summary *phases,
+                        uint32_t count)
+{
+    json_open(json, "phases", '[');
+    for (uint32_t i = 0; i < count; i++) {
+        json_open(json, NULL, '{');
+        json_string(json, "phase", phases[i].phase);
+        json_nano(json, "exposed_ms", phases[i].exposed_ms);
+        json_nano(json, "hidden_ms", phases[i].hidden_ms);
+        json_whole(json, "bytes", phases[i].bytes);
+        json_close(json, '}');
+    }
+    json_close(json, ']');
+}
+
 static void logprobs_json(struct json_output *json, const struct answer *answer)
 {
     json_open(json, "logprobs", '[');
@@ -165,7 +182,14 @@ void answer_json(const struct answer *answer, const struct fl_client_event *done
     json_whole(&json, "cached_tokens", done->as.done.cached_tokens);
     json_whole(&json, "output_tokens", done->as.done.output_tokens);
     json_string(&json, "class", fl_class_name(done->as.done.class_));
-    json_real(&json, "ttft_ms", done->as.done.ttft_ms);
+    json_nano(&json, "ttft_ms", done->as.done.ttft_ms);
+    if (done->as.done.predicted_ms > 0) {
+        json_nano(&json, "predicted_ms", done->as.done.predicted_ms);
+    } else {
+        json_null(&json, "predicted_ms");
+    }
+    json_whole(&json, "timeline_id", done->as.done.timeline_id);
+    answer_phases_json(&json, done->as.done.phases, done->as.done.phase_count);
     json_real(&json, "decode_tok_s", done->as.done.decode_tok_s);
     json_string(&json, "finish", fl_finish_name(done->as.done.finish));
     answer_stages_json(&json, done->as.done.stages, done->as.done.stage_count);
@@ -179,6 +203,19 @@ void answer_json(const struct answer *answer, const struct fl_client_event *done
     fputc('\n', stream);
 }
 
+/* The two phases that the first token waited for most. */
+static void put_exposed(const struct fl_client_event *done, FILE *stream)
+{
+    for (uint32_t i = 0; i < done->as.done.phase_count && i < 2; i++) {
+        const struct fl_phase_summary *phase = &done->as.done.phases[i];
+        char name[64];
+        if (phase->exposed_ms > 0) {
+            fprintf(stream, "%s%s %.1f ms", i == 0 ? ": " : ", ",
+                    plain_text(phase->phase, name, sizeof(name)), phase->exposed_ms);
+        }
+    }
+}
+
 void answer_figures(const struct fl_client_event *done, FILE *stream)
 {
     const bool known = done->as.done.class_ != FL_CLASS_UNKNOWN;
@@ -190,11 +227,19 @@ void answer_figures(const struct fl_client_event *done, FILE *stream)
     }
     if (done->as.done.ttft_ms > 0) {
         fprintf(stream, ", first token after %.1f ms", done->as.done.ttft_ms);
+        if (done->as.done.predicted_ms > 0) {
+            fprintf(stream, " (predicted %.1f ms)", done->as.done.predicted_ms);
+        }
+        put_exposed(done, stream);
     }
-    fprintf(stream, ", %" PRIu32 " tokens", done->as.done.output_tokens);
+    fprintf(stream, "; %" PRIu32 " tokens", done->as.done.output_tokens);
     if (done->as.done.decode_tok_s > 0) {
         fprintf(stream, " at %.1f/s", done->as.done.decode_tok_s);
     }
-    fprintf(stream, ", %s, %" PRIu32 " stage%s]\n", fl_finish_name(done->as.done.finish),
+    fprintf(stream, ", %s, %" PRIu32 " stage%s", fl_finish_name(done->as.done.finish),
             done->as.done.stage_count, done->as.done.stage_count == 1 ? "" : "s");
+    if (done->as.done.phase_count > 0) {
+        fprintf(stream, "; firstlight timeline %" PRIu64, done->as.done.timeline_id);
+    }
+    fputs("]\n", stream);
 }

@@ -48,6 +48,10 @@ void answer_json(const struct answer *answer, const struct fl_client_event *done
 /* One line of figures for a person. */
 void answer_figures(const struct fl_client_event *done, FILE *stream);
 
+/* "phases" of an event, used by timeline too. */
+void answer_phases_json(struct json_output *json, const struct fl_phase_summary *phases,
+                        uint32_t count);
+
 /* "stages" of an event, used by plan too. */
 void answer_stages_json(struct json_output *json, const struct fl_stage_summary *stages,
                         uint32_t count);

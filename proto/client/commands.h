@@ -22,6 +22,7 @@ int command_plan(int argc, char **argv);
 int command_load(int argc, char **argv);
 int command_unload(int argc, char **argv);
 int command_status(int argc, char **argv);
+int command_timeline(int argc, char **argv);
 int command_keygen(int argc, char **argv);
 
 #ifdef __cplusplus

@@ -81,6 +81,18 @@ void json_real(struct json_output *json, const char *key, double value)
     fprintf(json->stream, "%.3f", value);
 }
 
+void json_nano(struct json_output *json, const char *key, double value)
+{
+    begin(json, key);
+    fprintf(json->stream, "%.6f", value);
+}
+
+void json_null(struct json_output *json, const char *key)
+{
+    begin(json, key);
+    fputs("null", json->stream);
+}
+
 void json_single(struct json_output *json, const char *key, float value)
 {
     begin(json, key);

@@ -32,7 +32,9 @@ void json_text(struct json_output *json, const char *key, const char *text, size
 void json_string(struct json_output *json, const char *key, const char *text);
 void json_whole(struct json_output *json, const char *key, uint64_t value);
 void json_bool(struct json_output *json, const char *key, bool value);
-void json_real(struct json_output *json, const char *key, double value);  /* three decimals */
+void json_real(struct json_output *json, const char *key, double value); /* three decimals */
+void json_nano(struct json_output *json, const char *key, double value); /* six decimals */
+void json_null(struct json_output *json, const char *key);
 void json_single(struct json_output *json, const char *key, float value); /* every bit */
 
 #ifdef __cplusplus

@@ -21,6 +21,7 @@ static const struct {
     {"load", command_load, "load a model now, so that the first answer is a warm one"},
     {"unload", command_unload, "free what a model holds on the nodes"},
     {"status", command_status, "show nodes, loaded models and their memory"},
+    {"timeline", command_timeline, "show where the time to a first token went"},
     {"keygen", command_keygen, "make a pool key"},
 };
 

@@ -55,7 +55,9 @@ def answer(connection, request):
     connection.event(request, text=pb.Text(text="", tokens=[pb.TokenDetail(id=2)]))
     connection.event(request, done=pb.Done(
         finish=pb.FINISH_STOP, response_class=pb.CLASS_COLD, prompt_tokens=3, cached_tokens=1,
-        output_tokens=4, ttft_ms=12.5, decode_tok_s=33.25, stages=STAGES,
+        output_tokens=4, ttft_ms=12.5, decode_tok_s=33.25, stages=STAGES, timeline_id=17, predicted_ms=11,
+        phases=[pb.Phase(phase="read", exposed_ms=10, hidden_ms=3, bytes=4096),
+                pb.Phase(phase="prefill", exposed_ms=2.5)],
         logits=[pb.Top(id=1, value=0.1), pb.Top(id=2, value=1e-8)]))
 
 
@@ -72,6 +74,9 @@ def test_generate_json():
     check(got["ttft_ms"] == 12.5 and got["decode_tok_s"] == 33.25, got)
     check([(s["node"], s["first_layer"], s["last_layer"]) for s in got["stages"]]
           == [("a", 0, 4), ("b", 5, 9)], got)
+    check(got["timeline_id"] == 17 and got["predicted_ms"] == 11, got)
+    check(got["phases"][0] == {"phase": "read", "exposed_ms": 10, "hidden_ms": 3, "bytes": 4096}, got)
+    check(sum(p["exposed_ms"] for p in got["phases"]) == got["ttft_ms"], got)
     # Single precision survives: 0.1 as the nearest float.
     check(got["top_logits"] == [[1, 0.100000001], [2, 9.99999994e-09]], got)
     check(got["logprobs"][0]["top"] == [[7, 0.100000001], [8, -1.5]], got)
@@ -82,7 +87,9 @@ def test_generate_text():
     coordinator = FakeCoordinator(pb, answer)
     result = run(coordinator, "generate", "--model", "m", "--prompt", "Hi")
     check(result.stdout == "Grüße\0 €\n\"\\\n".encode(), result.stdout)
-    check(b"first token after 12.5 ms" in result.stderr, result.stderr)
+    check(b"[cold, 3 prompt tokens (1 from the cache), first token after 12.5 ms (predicted 11.0 ms): "
+          b"read 10.0 ms, prefill 2.5 ms; 4 tokens at 33.2/s, stop, 2 stages; firstlight timeline 17]"
+          in result.stderr, result.stderr)
     check(run(coordinator, "generate", "--model", "m", "--prompt", "Hi", "--quiet").stderr == b"",
           "--quiet is not")
 
@@ -271,6 +278,105 @@ def test_queries():
     check(run(coordinator, "unload", "tiny").stdout == b"unloaded\n", "unload")
 
 
+def timeline():
+    """A second in which a node reads two pieces and computes behind, with a name that is not plain."""
+    def span(phase, lane, start, end, **more):
+        return pb.TimelineSpan(phase=phase, node="box\x1b1", lane=lane, start_ms=start, end_ms=end,
+                               **{"busy_ms": end - start, **more})
+    return pb.Timeline(
+        timeline_id=17, model="m", response_class=pb.CLASS_COLD, ttft_ms=1000, prompt_tokens=3, complete=True,
+        segments=[pb.Segment(phase="open", node="coordinator", start_ms=0, ms=100),
+                  pb.Segment(phase="read", node="box\x1b1", start_ms=100, ms=800.000001, bytes=1 << 20),
+                  pb.Segment(phase="prefill", node="box\x1b1", cause="weights", start_ms=900.000001, ms=99.999999)],
+        phases=[pb.Phase(phase="read", exposed_ms=800.000001, bytes=1 << 20),
+                pb.Phase(phase="open", exposed_ms=100),
+                pb.Phase(phase="prefill", exposed_ms=99.999999, hidden_ms=200)],
+        nodes=[pb.TimelineNode(node="box\x1b1", clock_known=True, clock_offset_us=-5, clock_error_us=20,
+                               residency_known=True, page_cache_after=1, shard_bytes=1 << 20,
+                               medium_bytes=1 << 20, regime="buffered", process_ms=31)],
+        spans=[pb.TimelineSpan(phase="open", node="coordinator", lane="worker", end_ms=100, busy_ms=100),
+               span("read", "disk", -50, 500, busy_ms=500, bytes=1 << 19, piece="layer 0 attention"),
+               span("repack", "disk", -50, 500, busy_ms=50),
+               span("read", "disk", 500, 900, bytes=1 << 19, piece="layer 0 FFN"),
+               span("prefill", "compute", 500, 700, cause="weights", cause_ms=499, run=1, rows=3),
+               span("prefill", "compute", 900, 999, cause="weights", cause_ms=900, run=1, rows=3)])
+
+
+def test_timeline():
+    def script(connection, request):
+        if request.timeline.timeline_id == 99:
+            connection.event(request, error=pb.Error(code=12, text="no timeline 99; 3 to 17 are kept"))
+        else:
+            connection.event(request, timeline=timeline())
+    coordinator = FakeCoordinator(pb, script)
+
+    text = run(coordinator, "timeline").stdout.decode()
+    check(coordinator.requests[0].timeline.timeline_id == 0, coordinator.requests[0])
+    lines = text.splitlines()
+    check(max(map(len, lines)) <= 100 and "\x1b" not in text, text)
+    check(lines[0] == "m: cold, first token after 1000.0 ms, 3 prompt tokens, request 17", lines[0])
+    check(all(line == line.rstrip() for line in lines), text)
+    bars = {" ".join(line[:23].split()): line[23:79] for line in lines[3:8]}
+    check(bars["exposed"] == "o" * 6 + "r" * 44 + "P" * 6, bars)
+    check(bars["coordinator worker"].rstrip() == "o" * 6, bars)
+    check(bars["box?1 disk"].rstrip() == "r" * 51, bars)
+    check(bars["compute"] == " " * 28 + "P" * 12 + " " * 10 + "P" * 6, bars)
+
+    check(run(coordinator, "timeline", "17").returncode == 0, "ID")
+    check(coordinator.requests[1].timeline.timeline_id == 17, coordinator.requests[1])
+    got = json.loads(run(coordinator, "timeline", "--json").stdout)
+    check(got["id"] == 17 and got["class"] == "cold" and got["predicted_ms"] is None, got)
+    check(abs(sum(part["ms"] for part in got["exposed"]) - got["ttft_ms"]) < 1e-9, got["exposed"])
+    check(set(got["exposed"][0]) >= {"phase", "node", "start_ms", "ms", "bytes"}, got["exposed"])
+    check(set(got["phases"][0]) >= {"phase", "exposed_ms", "hidden_ms", "bytes"}, got["phases"])
+    check(set(got["nodes"][0]) >= {"node", "clock_offset_us", "clock_error_us", "page_cache_before",
+                                   "page_cache_after", "medium_bytes"}, got["nodes"])
+    check(len(got["spans"]) == 6 and got["spans"][1]["start_ms"] == -50, got["spans"])
+
+    one_line(run(coordinator, "timeline", "99"), 1, "99", "3 to 17")
+    one_line(run(coordinator, "timeline", "0"), 2, "'0'", "request's number")
+    one_line(run(coordinator, "timeline", "7x"), 2, "7x")
+    one_line(run(coordinator, "timeline", "--json", "--perfetto", "-"), 2, "--perfetto")
+    one_line(run(coordinator, "timeline", "--perfetto", "/no/such/folder/x"), 1, "/no/such/folder/x")
+
+
+def check_trace(trace):
+    """The rules of the trace event format that a viewer relies on."""
+    named, rows = set(), {}
+    for event in trace["traceEvents"]:
+        check(isinstance(event["pid"], int) and isinstance(event["tid"], int), event)
+        if event["ph"] == "M":
+            check(event["name"] in ("process_name", "thread_name"), event)
+            check(isinstance(event["args"]["name"], str), event)
+            named.add((event["name"], event["pid"], event["tid"] if event["name"] == "thread_name" else 0))
+            continue
+        check(event["ph"] == "X" and isinstance(event["name"], str), event)
+        check(event["ts"] >= 0 and event["dur"] >= 0, event)
+        check(("process_name", event["pid"], 0) in named, "process without a name", event)
+        check(("thread_name", event["pid"], event["tid"]) in named, "thread without a name", event)
+        rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for row in rows.values():
+        row.sort()
+        check(all(a[1] <= b[0] + 0.01 for a, b in zip(row, row[1:])), "events of a thread overlap", row)
+    return rows
+
+
+def test_perfetto():
+    coordinator = FakeCoordinator(pb, lambda connection, request: connection.event(request, timeline=timeline()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        result = run(coordinator, "timeline", "--perfetto", path)
+        check(result.returncode == 0 and result.stdout == b"" and path.encode() in result.stderr, result)
+        with open(path, encoding="utf-8") as file:
+            trace = json.load(file)
+    rows = check_trace(trace)
+    check(len(rows[0, 1]) == 3, "the chain is there", rows)
+    check(sum(len(row) for row in rows.values()) == 9, rows)
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    check({"exposed chain", "coordinator", "disk", "disk 2", "compute", "worker"} <= names, names)
+    check(run(coordinator, "timeline", "--perfetto", "-").stdout.startswith(b"{"), "standard output")
+
+
 def test_chat():
     def script(connection, request):
         said = request.generate.messages[-1].content
@@ -314,4 +420,5 @@ def test_keygen():
 
 threading.excepthook = lambda args: None  # a client that goes away is part of the cases
 pool.main([test_generate_json, test_generate_text, test_generate_request, test_errors, test_usage,
-           test_bad_servers, test_cancel, test_tokenize, test_queries, test_chat, test_keygen])
+           test_bad_servers, test_cancel, test_tokenize, test_queries,
+           test_timeline, test_perfetto, test_chat, test_keygen])
