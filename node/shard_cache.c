@@ -50,7 +50,7 @@ struct pending {
 struct shard_cache {
     char *folder;
     uint64_t budget;
-    bool off; /* a write failed, which was said: nothing is written from then on */
+    bool off; /* a write failed, which was said: nothing is written until the next use() */
     uint32_t pending_count;
     struct pending pending[PENDING_MAX];
 };
@@ -83,14 +83,14 @@ static uint64_t data_offset(uint32_t chunk_count)
     return (end + PAGE - 1) / PAGE * PAGE;
 }
 
-/* One warning, then silence: the disk will not get better by being told again. */
+/* One warning, then silence until the next model: a disk that is full now may not be then. */
 static void turn_off(struct shard_cache *cache, const char *what, const char *path)
 {
     const int error = errno;
     if (!cache->off) {
         fl_log(FL_LOG_WARN,
-               "shard cache %s: %s: %s; pieces are not cached until this node restarts", what, path,
-               strerror(error));
+               "shard cache %s: %s: %s; pieces are not cached until a model is loaded again", what,
+               path, strerror(error));
         cache->off = true;
     }
 }
@@ -278,9 +278,44 @@ static bool make_folder(const char *path)
     return mkdir(path, 0755) == 0 || errno == EEXIST;
 }
 
+/* mkdir -p. */
+static bool make_folders(const char *path)
+{
+    char step[PATH_MAX];
+    const size_t size = strlen(path);
+    if (size >= sizeof(step)) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    for (size_t i = 1; i <= size; i++) {
+        if (path[i] == '/' || path[i] == '\0') {
+            memcpy(step, path, i);
+            step[i] = '\0';
+            if (!make_folder(step)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Try again what failed before: the disk may have room by now, or be there at all. */
+static void turn_on(struct shard_cache *cache)
+{
+    cache->off = false;
+    if (!make_folders(cache->folder)) {
+        turn_off(cache, "cannot be made", cache->folder);
+    } else if (access(cache->folder, W_OK) != 0) {
+        turn_off(cache, "cannot be written", cache->folder);
+    }
+}
+
 struct shard_use *shard_cache_use(struct shard_cache *cache,
                                   const unsigned char identity[FL_IDENTITY_SIZE])
 {
+    if (cache->off) {
+        turn_on(cache);
+    }
     char *folder = folder_of(cache, identity);
     char *path = NULL;
     struct shard_use *use = malloc(sizeof(*use));
@@ -370,7 +405,7 @@ struct shard_writer *shard_writer_open(struct shard_cache *cache,
     if (!shard_eviction_make_room(cache->folder, cache->budget, file_size)) {
         fl_log(FL_LOG_WARN,
                "shard cache %s: models in use fill its budget of %" PRIu64
-               " bytes; further pieces are not cached until this node restarts",
+               " bytes; pieces are not cached until a model is loaded again",
                cache->folder, cache->budget);
         cache->off = true;
         return NULL;
@@ -465,27 +500,6 @@ bool shard_cache_commit(struct shard_cache *cache)
 
 /* Opening ------------------------------------------------------------------------------------ */
 
-/* mkdir -p. */
-static bool make_folders(const char *path)
-{
-    char step[PATH_MAX];
-    const size_t size = strlen(path);
-    if (size >= sizeof(step)) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    for (size_t i = 1; i <= size; i++) {
-        if (path[i] == '/' || path[i] == '\0') {
-            memcpy(step, path, i);
-            step[i] = '\0';
-            if (!make_folder(step)) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 fl_status shard_cache_open(const struct shard_cache_config *config, struct shard_cache **out)
 {
     struct shard_cache *cache = calloc(1, sizeof(*cache));
@@ -494,11 +508,8 @@ fl_status shard_cache_open(const struct shard_cache_config *config, struct shard
         return FL_FAIL(FL_NO_MEMORY, "shard cache %s: no memory", config->folder);
     }
     cache->budget = config->budget;
-    if (!make_folders(cache->folder)) {
-        turn_off(cache, "cannot be made", cache->folder);
-    } else if (access(cache->folder, W_OK) != 0) {
-        turn_off(cache, "cannot be written", cache->folder);
-    } else {
+    turn_on(cache);
+    if (!cache->off) {
         shard_eviction_remove_stale(cache->folder, STALE_AGE_S);
     }
     *out = cache;

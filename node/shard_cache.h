@@ -9,7 +9,8 @@
  * own.  It is written under another name, synced and renamed, so that a name
  * that looks like an entry is a whole one; what does not check out when it is
  * read is deleted and fetched again.  The cache never fails a load: a full or
- * read-only disk costs one warning, and pieces come from the wire.
+ * read-only disk costs one warning, the pieces come from the wire, and the next
+ * model that is loaded tries the disk again.
  *
  * Entries are kept within a budget: models longest unused go first, those in
  * use by any process never.  Two nodes may share a folder.
@@ -49,7 +50,8 @@ FL_MUST_CHECK fl_status shard_cache_open(const struct shard_cache_config *config
 /* Writers must be gone; entries written but not yet committed are dropped. */
 void shard_cache_close(struct shard_cache *cache);
 
-/* Keep a model's entries from eviction until unuse(); NULL when that is not possible here. */
+/* Keep a model's entries from eviction until unuse(); NULL when that is not possible here.  After a
+ * failed write, writing is tried again from here on. */
 struct shard_use *shard_cache_use(struct shard_cache *cache,
                                   const unsigned char identity[FL_IDENTITY_SIZE]);
 void shard_cache_unuse(struct shard_use *use);
@@ -63,7 +65,7 @@ FL_MUST_CHECK fl_status shard_entry_open(struct shard_cache *cache,
 FL_MUST_CHECK fl_status shard_entry_read(struct shard_entry *entry, uint32_t chunk, void *dst);
 void shard_entry_close(struct shard_entry *entry);
 
-/* Begin an entry; NULL when it cannot be cached (said once per process, as a warning). */
+/* Begin an entry; NULL when it cannot be cached (said once until the next use(), as a warning). */
 struct shard_writer *shard_writer_open(struct shard_cache *cache,
                                        const unsigned char identity[FL_IDENTITY_SIZE],
                                        const struct fl_piece *piece);

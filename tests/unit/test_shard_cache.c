@@ -286,6 +286,40 @@ static void a_full_disk_costs_a_warning_and_leaves_nothing_behind(void)
     CHECK_EQ(status, FL_NOT_FOUND);
 }
 
+/* The disk has room again: nothing is written for the model under way, all of the next one. */
+static int write_with_room_again(struct fixture *f)
+{
+    struct rlimit limit = {.rlim_cur = SHARD_CHUNK_SIZE};
+    const int code = getrlimit(RLIMIT_FSIZE, &limit) == 0 ? 0 : 2;
+    const rlim_t before = limit.rlim_cur;
+    limit.rlim_cur = SHARD_CHUNK_SIZE;
+    signal(SIGXFSZ, SIG_IGN);
+    struct shard_use *use = shard_cache_use(f->cache, f->identity);
+    if (code != 0 || setrlimit(RLIMIT_FSIZE, &limit) != 0 || write_piece(f, &f->piece)) {
+        return 3;
+    }
+    limit.rlim_cur = before;
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0 || write_piece(f, &f->piece)) {
+        return 4;
+    }
+    shard_cache_unuse(use);
+    use = shard_cache_use(f->cache, f->identity);
+    if (!write_piece(f, &f->piece) || read_piece(f, &f->piece) != FL_OK) {
+        return 5;
+    }
+    shard_cache_unuse(use);
+    return 0;
+}
+
+static void a_disk_with_room_again_is_written_for_the_next_model(void)
+{
+    struct fixture f;
+    begin(&f);
+    const int code = in_child(write_with_room_again, &f);
+    end(&f);
+    CHECK_EQ(code, 0);
+}
+
 static int use_read_only(struct fixture *f)
 {
     /* Root writes everywhere: become nobody. */
@@ -336,9 +370,16 @@ static void a_folder_that_cannot_be_made_only_turns_the_cache_off(void)
     open_cache(&f, budget_default);
     const bool wrote = write_piece(&f, &f.piece);
     const fl_status status = read_piece(&f, &f.piece);
+    /* A disk that is there later. */
+    char path[TEMP_PATH_MAX];
+    temp_folder_path(&f.temp, "file", path);
+    CHECK_EQ(unlink(path), 0);
+    shard_cache_unuse(shard_cache_use(f.cache, f.identity));
+    const bool wrote_later = write_piece(&f, &f.piece);
     end(&f);
     CHECK(!wrote);
     CHECK_EQ(status, FL_NOT_FOUND);
+    CHECK(wrote_later);
 }
 
 static void set_age(struct fixture *f, time_t age_s)
@@ -502,6 +543,8 @@ static const struct test_case cases[] = {
      a_foreign_file_under_an_entrys_name_is_deleted},
     {"shard cache: a full disk costs a warning and leaves nothing behind",
      a_full_disk_costs_a_warning_and_leaves_nothing_behind},
+    {"shard cache: a disk with room again is written for the next model",
+     a_disk_with_room_again_is_written_for_the_next_model},
     {"shard cache: a read-only folder is still read from", a_read_only_folder_is_still_read_from},
     {"shard cache: a folder that cannot be made only turns the cache off",
      a_folder_that_cannot_be_made_only_turns_the_cache_off},
