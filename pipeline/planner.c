@@ -97,6 +97,13 @@ static void sum_up(const struct planner_request *request, struct totals *out)
     }
 }
 
+/* Bytes of the embedding's table that lie beside the rest: a tied head on the same node is it. */
+static uint64_t table_size(const struct planner_stage *stage, const struct fl_model_shape *shape,
+                           const struct totals *totals)
+{
+    return stage->has_embed && !(stage->has_head && shape->tied_head) ? totals->embed : 0;
+}
+
 static struct planner_stage stage_of(const struct planner_request *request,
                                      const struct totals *totals, uint32_t node, uint32_t first,
                                      uint32_t count)
@@ -112,9 +119,7 @@ static struct planner_stage stage_of(const struct planner_request *request,
         .kv_size = (totals->kv[first + count] - totals->kv[first]) * totals->kv_blocks_min,
         .overhead_size = PLANNER_OVERHEAD_SIZE + totals->activations,
     };
-    if (stage.has_embed && !(stage.has_head && shape->tied_head)) {
-        stage.shard_size += totals->embed;
-    }
+    stage.shard_size += table_size(&stage, shape, totals);
     if (stage.has_head) {
         stage.shard_size += totals->head;
         stage.overhead_size += totals->logits;
@@ -156,15 +161,19 @@ static bool extend(const struct search *search, const struct score *before, uint
     if (stage_missing(search->request, &stage) != 0) {
         return false;
     }
-    const double full =
-        (double)stage_need(&stage) / (double)search->request->nodes[node].memory_size;
+    /* The table is there in the end, but it is read last and keeps no token waiting. */
+    const uint64_t table = table_size(&stage, &search->request->manifest->shape, search->totals);
+    const uint64_t memory = search->request->nodes[node].memory_size;
+    const double need = (double)(stage_need(&stage) - table);
+    const double full = need / (double)(memory - table);
     if (search->aim == AIM_EVEN && full > search->fullest_max) {
         return false;
     }
     const double fullest = full > before->cost ? full : before->cost;
+    const double share = need / (double)memory;
     *out = (struct score){
         .skipped = before->skipped,
-        .cost = search->aim == AIM_FULLEST ? fullest : before->cost + full * full,
+        .cost = search->aim == AIM_FULLEST ? fullest : before->cost + share * share,
     };
     return true;
 }

@@ -4,7 +4,11 @@
  * it cannot hold a single layer or there are more nodes than layers; then it
  * is left out, and the plan says so.  Among the cuts that fit, the one is taken
  * whose fullest node is the least full (bytes needed ÷ memory), and among
- * those the most even one.  The same input gives the same plan.
+ * those the most even one.  The first stage's embedding takes its memory away
+ * from the rest but is no load: its table is read after everything else, and a
+ * prompt's rows by themselves (node/embedding_reader.h), so no token waits for
+ * it.  The head is read before the first token and counts.  The same input
+ * gives the same plan.
  *
  *   needed = shard (packed weights; the first stage's embedding, the last one's
  *            head; a tied head on the embedding's own node once)
