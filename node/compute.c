@@ -1,12 +1,14 @@
 #include "node/compute.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "node/embedding_reader.h"
 #include "node/node.h"
+#include "pipeline/outbox.h"
 #include "pipeline/stage.h"
 #include "pipeline/stage_plan.h"
 #include "pipeline/weight_store.h"
@@ -26,6 +28,7 @@ struct compute_plan {
     bool closing;
     uint64_t memory;      /* of the budget */
     uint32_t outstanding; /* ACTIVATIONS not yet returned */
+    uint32_t credit_owed; /* rows that came free, and were not yet told */
 };
 
 struct compute {
@@ -33,6 +36,8 @@ struct compute {
     struct mailbox *inbox;
     struct mailbox *returns;
     struct mailbox *outbox;
+    bool posted;              /* since the last events.posted() */
+    _Atomic int needs_return; /* it sleeps until a buffer comes back */
     uint64_t memory_used;
     struct compute_plan plans[NODE_PLAN_MAX];
 };
@@ -72,6 +77,13 @@ struct mailbox *compute_returns(struct compute *compute)
 struct mailbox *compute_outbox(struct compute *compute)
 {
     return compute->outbox;
+}
+
+bool compute_needs_return(struct compute *compute)
+{
+    /* An exchange in both threads, so that they have an order: either this one sees that compute
+     * waits, or compute sees the record that was posted before.  Pairs with may_sleep(). */
+    return atomic_exchange_explicit(&compute->needs_return, 0, memory_order_acq_rel) != 0;
 }
 
 /* A coordinator that was restarted may use an id again while its former plan is being closed. */
@@ -116,7 +128,7 @@ static bool post(struct compute *compute, enum compute_result kind, const void *
     }
     memcpy(room, record, size);
     mailbox_post(compute->outbox);
-    wake_signal(compute->config.wire_wake);
+    compute->posted = true;
     return true;
 }
 
@@ -157,7 +169,7 @@ static void plan_break(struct compute *compute, struct compute_plan *entry, fl_s
              fl_last_error());
     entry->broken = true;
     node_plan_fail(entry->plan, status, text);
-    wake_signal(compute->config.wire_wake);
+    compute->posted = true;
 }
 
 static fl_status memory_check(const struct compute *compute, const struct fl_plan *plan,
@@ -401,8 +413,21 @@ static bool post_token(struct compute *compute, struct compute_plan *entry,
         memcpy(lists + logprobs, token->logits, logits);
     }
     mailbox_post(compute->outbox);
-    wake_signal(compute->config.wire_wake);
+    compute->posted = true;
     return true;
+}
+
+/* Credit is told by half windows: a decoded token would otherwise cost a message back for its one
+ * row.  The other half is never less than the largest message, so the sender can always go on. */
+static bool post_credit(struct compute *compute, struct compute_plan *entry, uint32_t rows)
+{
+    const struct compute_credit credit = {.plan = entry->plan, .rows = entry->credit_owed + rows};
+    if (credit.rows < stage_credit_rows(entry->stage) / 2) {
+        entry->credit_owed = credit.rows;
+        return true;
+    }
+    entry->credit_owed = 0;
+    return post(compute, COMPUTE_CREDIT, &credit, sizeof(credit));
 }
 
 static bool post_output(struct compute *compute, struct compute_plan *entry,
@@ -418,10 +443,7 @@ static bool post_output(struct compute *compute, struct compute_plan *entry,
         return post(compute, COMPUTE_ACTIVATIONS, &activations, sizeof(activations));
     }
     case STAGE_OUTPUT_TOKEN: return post_token(compute, entry, &output->token);
-    case STAGE_OUTPUT_CREDIT: {
-        const struct compute_credit credit = {.plan = entry->plan, .rows = output->credit_rows};
-        return post(compute, COMPUTE_CREDIT, &credit, sizeof(credit));
-    }
+    case STAGE_OUTPUT_CREDIT: return post_credit(compute, entry, output->credit_rows);
     case STAGE_OUTPUT_FAILURE:
         return post(compute, COMPUTE_FAILURE, &output->failure, sizeof(output->failure));
     }
@@ -458,16 +480,40 @@ static bool plan_step(struct compute *compute, struct compute_plan *entry)
     return post_outputs(compute, entry) || busy;
 }
 
+static void tell_posted(struct compute *compute)
+{
+    if (compute->posted) {
+        compute->posted = false;
+        compute->config.events.posted(compute->config.events.ctx);
+    }
+}
+
+/* Nothing to do: false when a buffer came back in the last moment that something waits for. */
+static bool may_sleep(struct compute *compute)
+{
+    int needs = 0;
+    for (uint32_t i = 0; i < NODE_PLAN_MAX; i++) {
+        const struct compute_plan *entry = &compute->plans[i];
+        needs |= entry->plan != NULL && entry->outstanding > 0 &&
+                 (entry->closing || entry->outstanding >= OUTBOX_SLOTS);
+    }
+    /* Pairs with compute_needs_return(). */
+    (void)atomic_exchange_explicit(&compute->needs_return, needs, memory_order_acq_rel);
+    return needs == 0 || mailbox_used(compute->returns) == 0;
+}
+
 bool compute_step(struct compute *compute)
 {
     bool busy = take_returns(compute);
     busy = take_orders(compute) || busy;
+    tell_posted(compute);
     for (uint32_t i = 0; i < NODE_PLAN_MAX; i++) {
         if (compute->plans[i].plan != NULL) {
             busy = plan_step(compute, &compute->plans[i]) || busy;
+            tell_posted(compute);
         }
     }
-    return busy;
+    return busy || !may_sleep(compute);
 }
 
 void compute_census(const struct compute *compute, struct node_census *out)
@@ -490,6 +536,7 @@ void compute_census(const struct compute *compute, struct node_census *out)
             .kv_blocks = plan->kv_block_count,
             .kv_blocks_free =
                 entry->stage != NULL ? stage_kv_blocks_free(entry->stage) : plan->kv_block_count,
-            .credit_rows = entry->rows != NULL ? stage_credit_rows(entry->stage) : 0};
+            .credit_rows = entry->rows != NULL ? stage_credit_rows(entry->stage) : 0,
+            .credit_owed = entry->credit_owed};
     }
 }

@@ -94,13 +94,19 @@ struct compute_credit {
     uint32_t rows;
 };
 
+/* Called by step() when there is something in the outbox, or a plan has failed. */
+struct compute_events {
+    void *ctx;
+    void (*posted)(void *ctx);
+};
+
 struct compute_config {
     struct device *device; /* borrowed until close, as the rest */
     struct loader *loader;
     struct fetch_queue *fetches;
     struct wake *loader_wake;
     struct wake *compute_wake;
-    struct wake *wire_wake;
+    struct compute_events events;
     uint64_t memory_budget; /* bytes of weights, KV and buffers of all plans together */
 };
 
@@ -111,6 +117,10 @@ void compute_close(struct compute *compute);
 struct mailbox *compute_inbox(struct compute *compute);
 struct mailbox *compute_returns(struct compute *compute);
 struct mailbox *compute_outbox(struct compute *compute);
+
+/* After posting a RETURN: whether compute sleeps for want of it, and must be woken.  Most of the
+ * time it has buffers left, and takes it back whenever it wakes next. */
+bool compute_needs_return(struct compute *compute);
 
 /* Adds all but the courier's part. */
 struct node_census;

@@ -44,6 +44,7 @@ static void plan_gone(struct courier_plan *entry)
 {
     node_plan_free(entry->plan);
     free(entry->queue);
+    free(entry->tokens);
     *entry = (struct courier_plan){.plan = NULL};
 }
 
@@ -74,18 +75,20 @@ static fl_status plan_begin(struct courier *courier, const struct fl_plan *plan)
     }
     struct node_plan *copy = NULL;
     FL_TRY(node_plan_make(plan, &copy));
-    struct compute_activations *queue = NULL;
     const struct compute_plan_order begin = {.plan = copy};
+    *entry = (struct courier_plan){.plan = copy};
+    bool good = true;
     if (courier_has_stage_after(copy)) {
-        queue = calloc(COMPUTE_OUTPUT_MAX, sizeof(*queue));
+        entry->queue = calloc(COMPUTE_OUTPUT_MAX, sizeof(*entry->queue));
+        good = entry->queue != NULL;
+    } else if (plan->stage_count > 1) {
+        entry->tokens = calloc(plan->sequence_max, sizeof(*entry->tokens));
+        good = entry->tokens != NULL;
     }
-    if ((courier_has_stage_after(copy) && queue == NULL) ||
-        !courier_order(courier, COMPUTE_PLAN, &begin, sizeof(begin), NULL, 0)) {
-        node_plan_free(copy);
-        free(queue);
+    if (!good || !courier_order(courier, COMPUTE_PLAN, &begin, sizeof(begin), NULL, 0)) {
+        plan_gone(entry);
         return FL_FAIL(FL_NO_MEMORY, "node %s: no memory for the plan", courier->config.join.name);
     }
-    *entry = (struct courier_plan){.plan = copy, .queue = queue};
     if (plan->stage_count > 1) {
         entry->out = stage_link_open(courier, courier_stage_after(copy));
         if (entry->out == 0) {
@@ -311,25 +314,23 @@ static void on_down(void *ctx, transport_link link, fl_status why, const char *t
 /* True when the record is dealt with, false when its link's queue is full. */
 static bool forward_sampled(struct courier *courier, struct compute_sampled *sampled)
 {
-    const struct courier_plan *entry = courier_plan_entry(courier, sampled->plan);
+    struct courier_plan *entry = courier_plan_entry(courier, sampled->plan);
     if (entry->closing) {
         courier->half_sent = false; /* what follows is another record */
         return true;
     }
+    /* Stage 0 first: it has the next token to compute, while nobody's work waits for the text. */
+    if (!courier->half_sent && entry->tokens != NULL &&
+        !stage_link_pass_token(courier, entry, &sampled->token)) {
+        return false;
+    }
+    courier->half_sent = true;
     struct fl_cluster_message message = {.kind = FL_MESSAGE_TOKEN, .as.token = sampled->token};
     struct fl_token *token = &message.as.token;
     token->logprobs = (struct fl_top *)(sampled + 1);
     token->logits = token->logprobs + token->logprob_count;
-    if (!courier->half_sent && courier_say_coordinator(courier, &message) == FL_AGAIN) {
+    if (courier_say_coordinator(courier, &message) == FL_AGAIN) {
         return false;
-    }
-    courier->half_sent = true;
-    if (entry->plan->plan.stage_count > 1 && entry->out != 0) {
-        token->logprob_count = 0;
-        token->logit_count = 0;
-        if (courier_say(courier, entry->out, &message) == FL_AGAIN) {
-            return false;
-        }
     }
     courier->half_sent = false;
     return true;
@@ -398,7 +399,7 @@ static bool take_result(struct courier *courier, uint32_t kind, void *record)
     return true;
 }
 
-static void take_results(struct courier *courier)
+static void send_results(struct courier *courier)
 {
     /* Compute may wait for room; it is not woken for every record. */
     const bool was_full = mailbox_used(courier->outbox) > COMPUTE_OUTBOX_SIZE / 4;
@@ -412,6 +413,12 @@ static void take_results(struct courier *courier)
     }
     if (was_full) {
         wake_signal(courier->config.compute_wake);
+    }
+    for (uint32_t i = 0; i < NODE_PLAN_MAX; i++) {
+        struct courier_plan *entry = &courier->plans[i];
+        if (entry->plan != NULL && !entry->closing) {
+            stage_link_send(courier, entry);
+        }
     }
 }
 
@@ -484,6 +491,7 @@ static uint64_t poll_plans(struct courier *courier, uint64_t now)
         }
         stage_link_greet(courier, entry);
         stage_link_send(courier, entry);
+        stage_link_send_tokens(courier, entry);
         const uint64_t due = tell_progress(courier, entry, now);
         next = due < next ? due : next;
     }
@@ -516,9 +524,11 @@ fl_status courier_poll(struct courier *courier, uint64_t *out_next_ns)
 {
     uint64_t next = 0;
     const uint64_t connect_ns = connect_coordinator(courier, courier_now(courier));
+    /* What others wait for leaves first.  Once more after: the poll may have made room for more. */
+    send_results(courier);
     (void)peer_poll(courier->peers, &next);
     next = connect_ns < next ? connect_ns : next;
-    take_results(courier);
+    send_results(courier);
     const uint64_t plans_ns = poll_plans(courier, courier_now(courier));
     next = plans_ns < next ? plans_ns : next;
     send_fetches(courier);

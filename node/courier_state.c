@@ -75,7 +75,9 @@ void courier_return_buffer(struct courier *courier, struct node_plan *plan, uint
     FL_ASSERT(record != NULL); /* it has room for every buffer there is */
     *record = (struct compute_return){.plan = plan, .buffer = buffer};
     mailbox_post(courier->returns);
-    wake_signal(courier->config.compute_wake);
+    if (compute_needs_return(courier->config.compute)) {
+        wake_signal(courier->config.compute_wake);
+    }
 }
 
 struct courier_plan *courier_find_plan(struct courier *courier, uint64_t plan_id)

@@ -59,6 +59,9 @@ struct courier_plan {
     uint32_t queue_first; /* activations that wait for credit: a ring */
     uint32_t queue_count;
     struct compute_activations *queue; /* [COMPUTE_OUTPUT_MAX] on stages that have one after */
+    uint32_t token_first;              /* tokens that wait for the link to stage 0: a ring */
+    uint32_t token_count;
+    struct fl_token *tokens; /* [plan.sequence_max], without lists, on the last of several stages */
     uint32_t pieces_told;
     uint64_t told_ns;
     bool failure_told;
@@ -83,7 +86,7 @@ struct courier {
     fl_status final;        /* FL_OK: go on */
     char text[COURIER_TEXT_MAX];
 
-    bool half_sent; /* of the outbox's front, a token: the coordinator has it */
+    bool half_sent; /* of the outbox's front, a token: stage 0 has it, or will */
     struct courier_plan plans[NODE_PLAN_MAX];
     struct courier_neighbour neighbours[COURIER_NEIGHBOUR_MAX];
     struct courier_held held[COURIER_HELD_MAX];

@@ -41,16 +41,12 @@ struct program {
     struct model_storage storage;
     struct shard_cache *cache;
     struct node *node;
+    pthread_mutex_t wire;  /* held by who turns the wire: its thread, or compute for a moment */
+    uint64_t wire_next_ns; /* when the wire thread turns it next, at the latest */
     _Atomic int stopping;
     pthread_t compute;
     pthread_t loader;
 };
-
-static void sleep_until_woken(struct program *program, enum node_part part)
-{
-    wake_wait(node_wake(program->node, part), WAKE_FOREVER,
-              part == NODE_COMPUTE ? program->options.spin_ns : 0);
-}
 
 static void run_part(struct program *program, enum node_part part, bool (*step)(struct node *))
 {
@@ -59,7 +55,7 @@ static void run_part(struct program *program, enum node_part part, bool (*step)(
         while (step(program->node) &&
                atomic_load_explicit(&program->stopping, memory_order_relaxed) == 0) {
         }
-        sleep_until_woken(program, part);
+        wake_wait(node_wake(program->node, part), WAKE_FOREVER);
     }
 }
 
@@ -84,6 +80,40 @@ static int timeout_ms(uint64_t now_ns, uint64_t next_ns)
     return ms > 1000 ? 1000 : (int)ms;
 }
 
+/* FL_AGAIN: there is more to do at once. */
+static fl_status turn_wire(struct program *program, uint64_t *out_next_ns)
+{
+    struct transport *transport = program->transport;
+    pthread_mutex_lock(&program->wire);
+    fl_status status = node_wire_poll(program->node, out_next_ns);
+    if (status == FL_OK) {
+        status = transport->ops->arm(transport);
+    }
+    program->wire_next_ns = *out_next_ns;
+    pthread_mutex_unlock(&program->wire);
+    return status;
+}
+
+/* Compute has something to send.  While the wire thread sleeps, compute turns the wire once itself:
+ * waking the other thread first would cost every decoded token a good part of its time on the way.
+ * Heartbeats stay with the wire thread, which keeps its deadlines whatever compute does. */
+static void on_posted(void *ctx)
+{
+    struct program *program = ctx;
+    struct transport *transport = program->transport;
+    bool rouse = true;
+    if (pthread_mutex_trylock(&program->wire) == 0) {
+        uint64_t next_ns = 0;
+        const fl_status status = node_wire_poll(program->node, &next_ns);
+        rouse = status != FL_OK || next_ns < program->wire_next_ns ||
+                transport->ops->arm(transport) != FL_OK;
+        pthread_mutex_unlock(&program->wire);
+    }
+    if (rouse) {
+        wake_signal(node_wake(program->node, NODE_WIRE));
+    }
+}
+
 /* The wire thread's loop; FL_CANCELLED when a signal ends it. */
 static fl_status run_wire(struct program *program)
 {
@@ -95,22 +125,22 @@ static fl_status run_wire(struct program *program)
         {.fd = transport->ops->fd(transport), .events = POLLIN},
         {.fd = wake->fd, .events = POLLIN},
     };
-    uint64_t spin_until_ns = 0;
     for (;;) {
         uint64_t next_ns = 0;
         wake_clear(wake);
-        FL_TRY(node_wire_poll(program->node, &next_ns));
-        const uint64_t now_ns = fl_clock_now(&clock);
-        const bool spin = now_ns < spin_until_ns;
-        if (!spin && transport->ops->arm(transport) != FL_OK) {
+        const fl_status status = turn_wire(program, &next_ns);
+        if (status != FL_OK && status != FL_AGAIN) {
+            return status;
+        }
+        if (status == FL_AGAIN || !wake_watch(wake)) {
             continue;
         }
-        const int ready = poll(fds, 3, spin ? 0 : timeout_ms(now_ns, next_ns));
+        const int ready = poll(fds, 3, timeout_ms(fl_clock_now(&clock), next_ns));
         if (ready > 0 && (fds[0].revents & POLLIN) != 0) {
             return FL_CANCELLED;
         }
-        if (ready > 0) {
-            spin_until_ns = now_ns + program->options.spin_ns;
+        if (ready > 0 && (fds[2].revents & POLLIN) != 0) {
+            wake_drain(wake);
         }
     }
 }
@@ -122,19 +152,21 @@ static void leave(struct program *program)
     struct transport *transport = program->transport;
     const uint64_t deadline_ns = fl_clock_now(&clock) + leave_wait_ns;
     struct pollfd fd = {.fd = transport->ops->fd(transport), .events = POLLIN};
+    pthread_mutex_lock(&program->wire);
     node_leave(program->node);
     for (;;) {
         uint64_t next_ns = 0;
         (void)!node_wire_poll(program->node, &next_ns);
         const uint64_t now_ns = fl_clock_now(&clock);
         if (node_left(program->node) || now_ns >= deadline_ns) {
-            return;
+            break;
         }
         if (transport->ops->arm(transport) == FL_OK) {
             next_ns = next_ns < deadline_ns ? next_ns : deadline_ns;
             (void)poll(&fd, 1, timeout_ms(now_ns, next_ns));
         }
     }
+    pthread_mutex_unlock(&program->wire);
 }
 
 /* Start-up ----------------------------------------------------------------------------------- */
@@ -291,6 +323,7 @@ static fl_status open_node(struct program *program)
     program->folder.path = options->models;
     program->storage = model_folder_storage(&program->folder);
 
+    config.events = (struct node_events){.ctx = program, .posted = on_posted};
     config.transport = program->transport;
     config.key = program->has_key ? &program->key : NULL;
     config.device = program->device;
@@ -389,7 +422,8 @@ int main(int argc, char **argv)
 {
     fl_stop_signal_block();   /* before anything else, so that none is lost */
     signal(SIGXFSZ, SIG_IGN); /* a cache over a file-size limit is an error like a full disk */
-    struct program program = {.signals = -1, .mpi = bootstrap_mpi_present()};
+    struct program program = {
+        .signals = -1, .mpi = bootstrap_mpi_present(), .wire = PTHREAD_MUTEX_INITIALIZER};
     fl_log_init("firstlight-node", fl_log_level_from_env(FL_LOG_INFO));
     if (node_options_parse(argc, argv, program.mpi, &program.options) != FL_OK) {
         return EXIT_USAGE;

@@ -15,6 +15,12 @@ struct node {
     struct courier *courier;
 };
 
+static void signal_wire(void *ctx)
+{
+    struct node *node = ctx;
+    wake_signal(&node->wakes[NODE_WIRE]);
+}
+
 static fl_status open_parts(struct node *node, const struct node_config *config)
 {
     struct wake *wakes = node->wakes;
@@ -32,15 +38,19 @@ static fl_status open_parts(struct node *node, const struct node_config *config)
         .wire_wake = &wakes[NODE_WIRE],
     };
     FL_TRY(loader_open(&loader_config, &node->loader));
-    const struct compute_config compute_config = {
+    struct compute_config compute_config = {
         .device = config->device,
         .loader = node->loader,
         .fetches = node->fetches,
         .loader_wake = &wakes[NODE_LOADER],
         .compute_wake = &wakes[NODE_COMPUTE],
-        .wire_wake = &wakes[NODE_WIRE],
+        .events = {.ctx = node, .posted = signal_wire},
         .memory_budget = config->join.memory_budget,
     };
+    if (config->events.posted != NULL) {
+        compute_config.events =
+            (struct compute_events){.ctx = config->events.ctx, .posted = config->events.posted};
+    }
     FL_TRY(compute_open(&compute_config, &node->compute));
     const struct courier_config courier_config = {
         .transport = config->transport,

@@ -30,7 +30,14 @@
 
 struct node;
 
+/* Compute has something for the wire; called on its thread, from node_compute_step(). */
+struct node_events {
+    void *ctx;
+    void (*posted)(void *ctx);
+};
+
 struct node_config {
+    struct node_events events;   /* posted NULL: it signals the wire part's wake, and that is all */
     struct transport *transport; /* borrowed until close, as the rest; close it before the node */
     const struct fl_pool_key *key;
     struct fl_clock clock;
@@ -73,6 +80,7 @@ struct node_census {
         uint32_t kv_blocks;
         uint32_t kv_blocks_free;
         uint32_t credit_rows; /* that the stage before was given at first; 0 on a first stage */
+        uint32_t credit_owed; /* of those, free again and not yet told */
         uint64_t credit;      /* rows that may be sent to the stage after now */
     } plans[NODE_PLAN_MAX];
 };

@@ -14,8 +14,6 @@
 #include "proto/base/clock.h"
 #include "proto/base/size_text.h"
 
-enum { SPIN_US_MAX = 10000 };
-
 static const uint64_t cache_budget_default = UINT64_C(20) << 30;
 static const uint64_t memory_fallback = UINT64_C(2) << 30; /* when /proc says nothing */
 
@@ -32,7 +30,6 @@ enum flag {
     FLAG_KEY_FILE,
     FLAG_CONFIG,
     FLAG_LOG,
-    FLAG_SPIN_US,
     FLAG_HELP,
     FLAG_VERSION,
 };
@@ -50,7 +47,6 @@ static const struct option long_options[] = {
     {"key-file", required_argument, NULL, FLAG_KEY_FILE},
     {"config", required_argument, NULL, FLAG_CONFIG},
     {"log", required_argument, NULL, FLAG_LOG},
-    {"spin-us", required_argument, NULL, FLAG_SPIN_US},
     {"help", no_argument, NULL, FLAG_HELP},
     {"version", no_argument, NULL, FLAG_VERSION},
     {NULL, 0, NULL, 0},
@@ -79,7 +75,6 @@ void node_options_help(void)
         "  --key-file FILE       the pool's key; needed when listening on other than loopback\n"
         "  --config FILE         a JSON file that says the above for every machine of a pool\n"
         "  --log LEVEL           error, warn, info, debug or trace (default info)\n"
-        "  --spin-us N           look this long for the next token before sleeping (default 0)\n"
         "  --help, --version\n"
         "\n"
         "Examples\n"
@@ -266,12 +261,6 @@ static fl_status take_option(struct node_options *options, int option, const cha
     case FLAG_KEY_FILE: options->key_file = value; return FL_OK;
     case FLAG_CONFIG: return FL_OK; /* read before the other flags */
     case FLAG_LOG: return parse_log_level(value, &options->log_level);
-    case FLAG_SPIN_US: {
-        uint32_t spin_us = 0;
-        FL_TRY(parse_count("--spin-us", value, 0, SPIN_US_MAX, &spin_us));
-        options->spin_ns = spin_us * FL_NS_PER_US;
-        return FL_OK;
-    }
     case FLAG_HELP: options->help = true; return FL_OK;
     case FLAG_VERSION: options->version = true; return FL_OK;
     default: return FL_FAIL(FL_INTERNAL, "option %d has no meaning", option);

@@ -26,7 +26,6 @@ struct node_options {
     uint64_t cache_budget;
     uint64_t memory;
     uint32_t threads;
-    uint64_t spin_ns;
     bool help;
     bool version;
     char name[FL_NAME_MAX];

@@ -216,6 +216,35 @@ void stage_link_send(struct courier *courier, struct courier_plan *entry)
     }
 }
 
+void stage_link_send_tokens(struct courier *courier, struct courier_plan *entry)
+{
+    while (entry->token_count > 0) {
+        const struct fl_cluster_message message = {.kind = FL_MESSAGE_TOKEN,
+                                                   .as.token = entry->tokens[entry->token_first]};
+        if (entry->out != 0 &&
+            (!entry->linked || courier_say(courier, entry->out, &message) == FL_AGAIN)) {
+            return; /* stage 0 takes tokens from whom it knows by his LINK */
+        }
+        entry->token_first = (entry->token_first + 1) % entry->plan->plan.sequence_max;
+        entry->token_count--;
+    }
+}
+
+bool stage_link_pass_token(struct courier *courier, struct courier_plan *entry,
+                           const struct fl_token *token)
+{
+    const uint32_t room = entry->plan->plan.sequence_max;
+    if (entry->token_count == room) {
+        return false;
+    }
+    struct fl_token *kept = &entry->tokens[(entry->token_first + entry->token_count++) % room];
+    *kept = *token;
+    kept->logprob_count = 0;
+    kept->logit_count = 0;
+    stage_link_send_tokens(courier, entry);
+    return true;
+}
+
 void stage_link_greet(struct courier *courier, struct courier_plan *entry)
 {
     const struct fl_plan *plan = &entry->plan->plan;

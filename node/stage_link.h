@@ -36,6 +36,12 @@ void stage_link_greet(struct courier *courier, struct courier_plan *entry);
 
 /* Send queued activations as far as the credit goes. */
 void stage_link_send(struct courier *courier, struct courier_plan *entry);
+/* A sampled token on its way to stage 0: sent, or kept while the link is not up yet or is full.
+ * False when as many are kept as there may be; its lists are not passed. */
+bool stage_link_pass_token(struct courier *courier, struct courier_plan *entry,
+                           const struct fl_token *token);
+/* Send kept tokens, as far as the link takes them. */
+void stage_link_send_tokens(struct courier *courier, struct courier_plan *entry);
 /* The transport is done with the data of a message that had this cookie. */
 void stage_link_sent(struct courier *courier, uint64_t cookie);
 

@@ -1,13 +1,21 @@
 #include "node/wake.h"
 
 #include <errno.h>
-#include <poll.h>
+#include <linux/futex.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "proto/base/clock.h"
+
+enum wake_state {
+    WAKE_AWAKE, /* nobody has to be roused: work is looked for before the next sleep */
+    WAKE_SIGNALLED,
+    WAKE_ASLEEP,  /* in wait() */
+    WAKE_WATCHED, /* in poll(), or about to be */
+};
 
 fl_status wake_open(struct wake *wake)
 {
@@ -15,7 +23,7 @@ fl_status wake_open(struct wake *wake)
     if (wake->fd < 0) {
         return FL_FAIL(FL_NO_MEMORY, "event descriptor: %s", strerror(errno));
     }
-    atomic_init(&wake->signalled, 0);
+    atomic_init(&wake->state, WAKE_AWAKE);
     return FL_OK;
 }
 
@@ -30,7 +38,11 @@ void wake_close(struct wake *wake)
 void wake_signal(struct wake *wake)
 {
     /* Both orders: what was done before the signal is seen after wake_clear(). */
-    if (atomic_exchange_explicit(&wake->signalled, 1, memory_order_acq_rel) == 0) {
+    const int32_t before =
+        atomic_exchange_explicit(&wake->state, WAKE_SIGNALLED, memory_order_acq_rel);
+    if (before == WAKE_ASLEEP) {
+        (void)syscall(SYS_futex, &wake->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    } else if (before == WAKE_WATCHED) {
         const uint64_t one = 1;
         /* A full counter is readable too. */
         (void)!write(wake->fd, &one, sizeof(one));
@@ -39,33 +51,40 @@ void wake_signal(struct wake *wake)
 
 void wake_clear(struct wake *wake)
 {
-    /* Always read: a signaller may have raised the flag long before its write arrives.
-     * First empty the descriptor, then the flag: the other way round a signal between the two
-     * would be read away while the flag stays up, and every later signal would be lost. */
-    uint64_t count;
-    (void)!read(wake->fd, &count, sizeof(count));
     /* Pairs with the exchange in wake_signal(). */
-    (void)atomic_exchange_explicit(&wake->signalled, 0, memory_order_acq_rel);
+    (void)atomic_exchange_explicit(&wake->state, WAKE_AWAKE, memory_order_acq_rel);
 }
 
-void wake_wait(struct wake *wake, uint64_t timeout_ns, uint64_t spin_ns)
+/* False when a signal came first. */
+static bool fall_asleep(struct wake *wake, enum wake_state how)
 {
-    if (spin_ns != 0) {
-        const struct fl_clock clock = fl_clock_monotonic();
-        const uint64_t until = fl_clock_now(&clock) + spin_ns;
-        do {
-            for (int i = 0; i < 64; i++) {
-                if (atomic_load_explicit(&wake->signalled, memory_order_relaxed) != 0) {
-                    return;
-                }
-                __builtin_ia32_pause();
-            }
-        } while (fl_clock_now(&clock) < until);
-    }
-    struct pollfd poll_fd = {.fd = wake->fd, .events = POLLIN};
+    int32_t awake = WAKE_AWAKE;
+    return atomic_compare_exchange_strong_explicit(&wake->state, &awake, how, memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+void wake_wait(struct wake *wake, uint64_t timeout_ns)
+{
     const struct timespec timeout = {
         .tv_sec = (time_t)(timeout_ns / FL_NS_PER_S),
         .tv_nsec = (long)(timeout_ns % FL_NS_PER_S),
     };
-    (void)ppoll(&poll_fd, 1, timeout_ns == WAKE_FOREVER ? NULL : &timeout, NULL);
+    if (fall_asleep(wake, WAKE_ASLEEP)) {
+        /* Returns at once when the state has changed meanwhile; may return early, as poll() may. */
+        (void)syscall(SYS_futex, &wake->state, FUTEX_WAIT_PRIVATE, WAKE_ASLEEP,
+                      timeout_ns == WAKE_FOREVER ? NULL : &timeout, NULL, 0);
+    }
+}
+
+bool wake_watch(struct wake *wake)
+{
+    return fall_asleep(wake, WAKE_WATCHED);
+}
+
+void wake_drain(struct wake *wake)
+{
+    /* A signaller may raise the state long before its write arrives.  Emptied before clear(), the
+     * descriptor never holds back a signal; at worst it ends a later poll() for nothing. */
+    uint64_t count;
+    (void)!read(wake->fd, &count, sizeof(count));
 }

@@ -1,8 +1,13 @@
 /* wake.h - rouses a thread that sleeps until another has something for it.
  *
- * The sleeper looks for work, finds none, and waits; wake_signal() from any
- * thread ends the wait, also one that has not begun yet.  A signal to a thread
- * that is awake costs one atomic exchange and no system call.
+ * The sleeper takes the signal back, looks for work, finds none, and sleeps;
+ * wake_signal() from any thread ends the sleep, also one that has not begun
+ * yet.  A signal to a thread that is awake costs one atomic exchange and no
+ * system call.  There are two ways to sleep: wait() for the signal alone, or
+ * watch() and then poll() the descriptor together with others.
+ *
+ *     for (;;) { clear(); work(); wait(); }
+ *     for (;;) { clear(); work(); if (watch()) { poll(fd, ..); if (fd is readable) drain(); } }
  *
  * Thread:  signal() from any; the rest from the sleeper.
  * Memory:  a plain struct and one file descriptor.
@@ -11,13 +16,14 @@
 #define NODE_WAKE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/status.h"
 
 struct wake {
-    int fd; /* readable once signalled */
-    _Atomic int signalled;
+    int fd;                /* readable once signalled while watched */
+    _Atomic int32_t state; /* enum wake_state */
 };
 
 #define WAKE_FOREVER UINT64_MAX
@@ -27,10 +33,15 @@ void wake_close(struct wake *wake);
 
 void wake_signal(struct wake *wake);
 
-/* Take the signal back before looking for work: what comes after it ends the next wait. */
+/* Take the signal back before looking for work: what comes after it ends the next sleep. */
 void wake_clear(struct wake *wake);
 
-/* Sleep until signalled or until `timeout_ns` passed; look for `spin_ns` first without sleeping. */
-void wake_wait(struct wake *wake, uint64_t timeout_ns, uint64_t spin_ns);
+/* Sleep until signalled or until `timeout_ns` passed. */
+void wake_wait(struct wake *wake, uint64_t timeout_ns);
+
+/* False when signalled since clear(): do not sleep.  Else the next signal makes `fd` readable. */
+bool wake_watch(struct wake *wake);
+/* poll() found the descriptor readable: empty it, before clear(). */
+void wake_drain(struct wake *wake);
 
 #endif

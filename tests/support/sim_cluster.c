@@ -704,7 +704,7 @@ static uint64_t credit_given(const struct node_census *censuses, uint32_t count,
         for (uint32_t j = 0; j < censuses[i].plan_count; j++) {
             const struct node_plan_census *plan = &censuses[i].plans[j];
             if (plan->plan_id == plan_id && plan->stage_index == stage) {
-                return plan->credit_rows;
+                return plan->credit_rows - plan->credit_owed;
             }
         }
     }

@@ -309,22 +309,20 @@ static void send_plan(struct fixture *f, uint64_t plan_id, uint32_t count, uint3
     }
 }
 
-static void send_admit(struct fixture *f, uint64_t plan_id, uint32_t count, uint32_t prompt_count,
-                       uint32_t max_tokens)
+static void send_request(struct fixture *f, uint64_t plan_id, uint64_t request_id, uint32_t count,
+                         uint32_t prompt_count, uint32_t max_tokens)
 {
     uint32_t prompt[128];
     for (uint32_t i = 0; i < prompt_count; i++) {
         prompt[i] = 3 + i * 7 % 40;
     }
-    f->token_count = 0;
-    f->finish = FL_FINISH_NONE;
     for (uint32_t i = 0; i < count; i++) {
         const bool gets_tokens = i == 0 || i + 1 == count;
         const struct fl_cluster_message message = {
             .kind = FL_MESSAGE_ADMIT,
             .as.admit = {.plan_id = plan_id,
-                         .request_id = 1,
-                         .sequence_id = 1,
+                         .request_id = request_id,
+                         .sequence_id = request_id,
                          .position_max = prompt_count + max_tokens,
                          .prompt_count = prompt_count,
                          .max_tokens = max_tokens,
@@ -333,6 +331,14 @@ static void send_admit(struct fixture *f, uint64_t plan_id, uint32_t count, uint
                          .sampling = {.top_p = 1, .repetition_penalty = 1}}};
         say(f, f->boxes[i].link, &message);
     }
+}
+
+static void send_admit(struct fixture *f, uint64_t plan_id, uint32_t count, uint32_t prompt_count,
+                       uint32_t max_tokens)
+{
+    f->token_count = 0;
+    f->finish = FL_FINISH_NONE;
+    send_request(f, plan_id, 1, count, prompt_count, max_tokens);
 }
 
 /* Tokens that `count` boxes give to a prompt of 50 in chunks of `chunk_rows`. */
@@ -463,6 +469,10 @@ static void a_lost_neighbour_is_named_and_the_node_lives_on(void)
     f.boxes[1].status = FL_END; /* not polled any more */
     const bool told = run_until(&f, failed);
     const struct fl_failure failure = f.failure;
+    for (int i = 0; i < 100; i++) {
+        round_all(&f); /* the other survivor says so, too, in its own time */
+    }
+    const uint32_t failures = f.failure_count;
     /* The survivors form the next plan. */
     const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
     say(&f, f.boxes[0].link, &unplan);
@@ -477,8 +487,44 @@ static void a_lost_neighbour_is_named_and_the_node_lives_on(void)
     CHECK(told);
     CHECK_EQ(failure.code, FL_NODE_LOST);
     CHECK(strstr(failure.text, "box2") != NULL);
+    CHECK_EQ(failures, 2);
     CHECK(done);
     CHECK_EQ(tokens_after, 16);
+}
+
+static bool both_began(const struct fixture *f)
+{
+    return f->token_count >= 2;
+}
+
+static bool both_ended(const struct fixture *f)
+{
+    return f->token_count >= 16;
+}
+
+/* The last stage's link to the first takes its time; who samples a token does not wait for it. */
+static void a_token_that_waits_for_its_link_holds_nothing_back(void)
+{
+    struct fixture f;
+    begin(&f, 3, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    local_network_cut(f.network, f.boxes[2].transport, f.boxes[0].transport);
+    send_plan(&f, 1, 3, 16);
+    send_request(&f, 1, 1, 3, 20, 8);
+    send_request(&f, 1, 2, 3, 40, 8);
+    const bool began = run_until(&f, both_began);
+    for (int i = 0; i < 1000; i++) {
+        round_all(&f);
+    }
+    const uint32_t before = f.token_count;
+    local_network_heal(f.network, f.boxes[2].transport, f.boxes[0].transport);
+    const bool ended = run_until(&f, both_ended);
+    const uint32_t failures = f.failure_count;
+    end(&f);
+    CHECK(began);
+    CHECK_EQ(before, 2); /* neither goes on without stage 0 */
+    CHECK(ended);
+    CHECK_EQ(failures, 0);
 }
 
 static void unplan_in_mid_load_frees_the_place_for_the_next(void)
@@ -578,6 +624,8 @@ static const struct test_case cases[] = {
      a_lost_coordinator_is_joined_again_and_its_plans_are_gone},
     {"node: a lost neighbour is named and the node lives on",
      a_lost_neighbour_is_named_and_the_node_lives_on},
+    {"node: a token that waits for its link holds nothing back",
+     a_token_that_waits_for_its_link_holds_nothing_back},
     {"node: unplan in mid load frees the place for the next",
      unplan_in_mid_load_frees_the_place_for_the_next},
     {"node: what a stranger sends costs only his link", what_a_stranger_sends_costs_only_his_link},

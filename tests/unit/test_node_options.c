@@ -74,7 +74,6 @@ static void what_cannot_be_used_is_refused_in_words(void)
         {{"--name", ""}, "--name"},
         {{"--cache", ""}, "--cache"},
         {{"--log", "loud"}, "loud"},
-        {{"--spin-us", "99999999"}, "--spin-us"},
         {{"--config", "/nowhere/at/all.json"}, "/nowhere/at/all.json"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
