@@ -11,8 +11,10 @@
 enum {
     STRANGER_MAX = 32, /* links that came in and have not proved who they are */
     TEXT_MAX = 256,
-    PING_SIZE = 8,  /* header: the sender's clock u64 */
-    PONG_SIZE = 16, /* header: the ping's clock, the answerer's clock */
+    PING_SIZE = 8, /* headers, all of them; see peer.h */
+    PONG_SIZE = 32,
+    PING_MAX = 8, /* under way on one link and remembered */
+    BURST = 8,    /* pings, each after the answer to the one before */
     TYPE_OWN_MAX = 15,
 };
 
@@ -30,9 +32,12 @@ struct peer {
     bool was_up;
     fl_status why; /* of PEER_CLOSING: what down() will say */
     uint64_t shake_deadline_ns;
-    uint64_t heard_ns;  /* when the last message came */
-    uint64_t spoke_ns;  /* when the last message went */
-    uint64_t pinged_ns; /* clock of the ping under way, 0: none */
+    uint64_t heard_ns;         /* when the last message came */
+    uint64_t spoke_ns;         /* when the last message went */
+    uint64_t clock_due_ns;     /* when the clock map wants the next ping */
+    uint64_t pinged[PING_MAX]; /* clock of the pings under way, 0: none */
+    unsigned ping_count;       /* so far */
+    unsigned burst;            /* pings still to follow one another */
     uint64_t round_trip_ns;
     struct fl_handshake handshake;
     char address[TRANSPORT_TEXT_MAX];
@@ -42,7 +47,8 @@ struct peer {
 struct peer_table {
     struct peer_config config;
     uint64_t polled_ns;
-    size_t high; /* slots at and above it are free */
+    size_t high;              /* slots at and above it are free */
+    struct clock_map *clocks; /* [TRANSPORT_LINK_MAX], one per slot; NULL: none are kept */
     struct peer peers[TRANSPORT_LINK_MAX];
 };
 
@@ -56,7 +62,7 @@ static const struct transport_ops *ops_of(const struct peer_table *peers)
     return peers->config.transport->ops;
 }
 
-static struct peer *find(struct peer_table *peers, transport_link link)
+static const struct peer *look_up(const struct peer_table *peers, transport_link link)
 {
     for (size_t i = 0; i < peers->high; i++) {
         if (peers->peers[i].state != PEER_FREE && peers->peers[i].link == link) {
@@ -64,6 +70,18 @@ static struct peer *find(struct peer_table *peers, transport_link link)
         }
     }
     return NULL;
+}
+
+static struct peer *find(struct peer_table *peers, transport_link link)
+{
+    const struct peer *peer = look_up(peers, link);
+    return peer != NULL ? &peers->peers[peer - peers->peers] : NULL;
+}
+
+/* NULL when none are kept. */
+static struct clock_map *clock_of(const struct peer_table *peers, const struct peer *peer)
+{
+    return peers->clocks != NULL ? &peers->clocks[peer - peers->peers] : NULL;
 }
 
 static struct peer *take(struct peer_table *peers, transport_link link, bool outgoing)
@@ -151,29 +169,65 @@ static void ping(struct peer_table *peers, struct peer *peer)
     const uint64_t now = now_of(peers);
     unsigned char header[PING_SIZE];
     put_u64(header, now);
+    peer->clock_due_ns = now + peers->config.clock_ns;
     if (tell(peers, peer, FL_WIRE_PING, header, sizeof(header), NULL, 0) == FL_OK) {
-        peer->pinged_ns = now;
+        peer->pinged[peer->ping_count++ % PING_MAX] = now;
     }
 }
 
+/* Its readings are the first and the last thing done with a ping. */
 static void pong(struct peer_table *peers, struct peer *peer, const unsigned char *pinged)
 {
     unsigned char header[PONG_SIZE];
     memcpy(header, pinged, PING_SIZE);
-    put_u64(header + PING_SIZE, now_of(peers));
+    put_u64(header + 8, peer->heard_ns);
+    put_u64(header + 24, fl_clock_asleep(&peers->config.clock));
+    put_u64(header + 16, now_of(peers));
     (void)!tell(peers, peer, FL_WIRE_PONG, header, sizeof(header), NULL, 0);
+}
+
+/* True once for every ping sent, so that nobody answers one that was not. */
+static bool take_pinged(struct peer *peer, uint64_t pinged_ns)
+{
+    for (size_t i = 0; i < PING_MAX; i++) {
+        if (pinged_ns != 0 && peer->pinged[i] == pinged_ns) {
+            peer->pinged[i] = 0;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void map_clock(struct peer_table *peers, struct peer *peer, const unsigned char *header)
+{
+    const struct clock_map_sample sample = {.sent_ns = get_u64(header),
+                                            .received_ns = get_u64(header + 8),
+                                            .replied_ns = get_u64(header + 16),
+                                            .returned_ns = peer->heard_ns,
+                                            .asleep_ns = fl_clock_asleep(&peers->config.clock),
+                                            .their_asleep_ns = get_u64(header + 24)};
+    const enum clock_map_news news = clock_map_take(clock_of(peers, peer), &sample);
+    if (peer->burst > 0) {
+        peer->burst--;
+        ping(peers, peer);
+    }
+    if (peers->config.ponged != NULL) {
+        peers->config.ponged(peers->config.events.ctx, peer->link, news);
+    }
 }
 
 static void take_pong(struct peer_table *peers, struct peer *peer, const unsigned char *header)
 {
-    const uint64_t now = now_of(peers);
-    if (peer->pinged_ns == 0 || get_u64(header) != peer->pinged_ns || now < peer->pinged_ns) {
+    const uint64_t pinged_ns = get_u64(header);
+    if (!take_pinged(peer, pinged_ns) || peer->heard_ns < pinged_ns) {
         return;
     }
-    const uint64_t round_trip = now - peer->pinged_ns;
-    peer->pinged_ns = 0;
+    const uint64_t round_trip = peer->heard_ns - pinged_ns;
     if (peer->round_trip_ns == 0 || round_trip < peer->round_trip_ns) {
         peer->round_trip_ns = round_trip > 0 ? round_trip : 1;
+    }
+    if (peers->clocks != NULL) {
+        map_clock(peers, peer, header);
     }
 }
 
@@ -183,6 +237,10 @@ static void go_up(struct peer_table *peers, struct peer *peer)
     peer->was_up = true;
     const transport_link link = peer->link;
     const struct peer_events *events = &peers->config.events;
+    if (peers->clocks != NULL) {
+        clock_map_init(clock_of(peers, peer), fl_clock_asleep(&peers->config.clock));
+        peer->burst = BURST - 1;
+    }
     ping(peers, peer); /* exercises the link, and tells its round trip */
     events->up(events->ctx, link, peer->handshake.peer_party, peer->address);
 }
@@ -293,6 +351,14 @@ fl_status peer_open(const struct peer_config *config, struct peer_table **out)
         return FL_FAIL(FL_NO_MEMORY, "no memory for a table of peers (%zu bytes)", sizeof(*peers));
     }
     peers->config = *config;
+    if (config->clock_ns > 0) {
+        peers->clocks = calloc(TRANSPORT_LINK_MAX, sizeof(*peers->clocks));
+        if (peers->clocks == NULL) {
+            free(peers);
+            return FL_FAIL(FL_NO_MEMORY, "no memory for the clocks of peers (%zu bytes)",
+                           TRANSPORT_LINK_MAX * sizeof(struct clock_map));
+        }
+    }
     if (config->ping_ns == 0) {
         peers->config.ping_ns = ping_default_ns;
     }
@@ -317,6 +383,9 @@ fl_status peer_open(const struct peer_config *config, struct peer_table **out)
 
 void peer_close(struct peer_table *peers)
 {
+    if (peers != NULL) {
+        free(peers->clocks);
+    }
     free(peers);
 }
 
@@ -398,10 +467,13 @@ static uint64_t check(struct peer_table *peers, struct peer *peer, uint64_t now)
         drop(peers, peer, FL_LINK_LOST, text);
         return UINT64_MAX;
     }
-    if (now >= peer->spoke_ns + peers->config.ping_ns) {
+    const bool clock_due = peers->clocks != NULL && now >= peer->clock_due_ns;
+    if (clock_due || now >= peer->spoke_ns + peers->config.ping_ns) {
         ping(peers, peer);
     }
-    return min_u64(peer->spoke_ns + peers->config.ping_ns, peer->heard_ns + peers->config.lost_ns);
+    const uint64_t clock_ns = peers->clocks != NULL ? peer->clock_due_ns : UINT64_MAX;
+    return min_u64(clock_ns, min_u64(peer->spoke_ns + peers->config.ping_ns,
+                                     peer->heard_ns + peers->config.lost_ns));
 }
 
 unsigned peer_poll(struct peer_table *peers, uint64_t *out_next_ns)
@@ -433,10 +505,24 @@ unsigned peer_poll(struct peer_table *peers, uint64_t *out_next_ns)
 
 uint64_t peer_round_trip_ns(const struct peer_table *peers, transport_link link)
 {
-    for (size_t i = 0; i < peers->high; i++) {
-        if (peers->peers[i].state != PEER_FREE && peers->peers[i].link == link) {
-            return peers->peers[i].round_trip_ns;
-        }
+    const struct peer *peer = look_up(peers, link);
+    return peer != NULL ? peer->round_trip_ns : 0;
+}
+
+const struct clock_map *peer_clock(const struct peer_table *peers, transport_link link)
+{
+    const struct peer *peer = look_up(peers, link);
+    return peer != NULL && peer->state == PEER_UP ? clock_of(peers, peer) : NULL;
+}
+
+void peer_ping_burst(struct peer_table *peers, transport_link link)
+{
+    struct peer *peer = find(peers, link);
+    if (peer == NULL || peer->state != PEER_UP || peers->clocks == NULL) {
+        return;
     }
-    return 0;
+    if (peer->burst == 0) {
+        ping(peers, peer);
+    }
+    peer->burst = BURST - 1;
 }

@@ -6,6 +6,13 @@
  * lost, however healthy its socket looks.  Heartbeats belong to the wire
  * thread, which never loads and never computes, so a slow disk delays none.
  *
+ * Who wants to compare times keeps a clock map of every peer: then the same
+ * pings go more often, whether the link is silent or not, and a few at once when
+ * it came up or when asked to.
+ *
+ *   PING  sent u64                                             8 bytes, little-endian
+ *   PONG  sent u64, received u64, replied u64, asleep u64      32 bytes
+ *
  * Thread:  owner (the wire thread).
  * Memory:  open() allocates, close() frees.
  */
@@ -15,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cluster/clock_map.h"
 #include "cluster/transport.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -48,6 +56,9 @@ struct peer_config {
     uint64_t lost_ns;              /* silence before a peer is lost; 0: 5 s */
     uint64_t shake_ns;             /* time for the whole handshake; 0: 5 s */
     struct peer_events events;
+    uint64_t clock_ns; /* keep clock maps, with a ping so often; 0: none */
+    /* A pong was taken into the map, with events.ctx; NULL: not wanted.  The link may be closed. */
+    void (*ponged)(void *ctx, transport_link link, enum clock_map_news news);
 };
 
 FL_MUST_CHECK fl_status peer_open(const struct peer_config *config, struct peer_table **out);
@@ -70,6 +81,14 @@ unsigned peer_poll(struct peer_table *peers, uint64_t *out_next_ns);
 
 /* Smallest round trip seen on a link in ns, 0 when none yet. */
 uint64_t peer_round_trip_ns(const struct peer_table *peers, transport_link link);
+
+/* The map of the clock at the other end, valid until the next poll; NULL for a link that is not up,
+ * and without clock_ns.  It maps nothing as long as no ping was answered. */
+const struct clock_map *peer_clock(const struct peer_table *peers, transport_link link);
+
+/* Ping a few times one after the other, so that what has just happened can be mapped as well as the
+ * link allows: peer_clock()->certain_ns says until when. */
+void peer_ping_burst(struct peer_table *peers, transport_link link);
 
 #ifdef __cplusplus
 }

@@ -20,6 +20,9 @@ enum {
     RETRY_MS = 1000,
 };
 
+/* Between two pings the error of a clock map grows by 500 ppm of half this time at most. */
+static const uint64_t clock_ping_ns = 250 * FL_NS_PER_MS;
+
 /* ---- what nodes say ---- */
 
 static void take_join(struct coordinator *coordinator, transport_link link,
@@ -229,6 +232,12 @@ static void on_down(void *ctx, transport_link link, fl_status why, const char *t
     placement_drop_node(coordinator, node, sentence);
 }
 
+static void on_ponged(void *ctx, transport_link link, enum clock_map_news news)
+{
+    struct coordinator *coordinator = ctx;
+    roster_ponged(coordinator->roster, link, peer_clock(coordinator->peers, link), news);
+}
+
 static fl_status wire_send(void *ctx, transport_link link, uint16_t type, const void *header,
                            size_t header_size, const void *data, size_t size, uint64_t cookie)
 {
@@ -283,7 +292,9 @@ static fl_status open_parts(struct coordinator *coordinator)
                                                  .up = on_up,
                                                  .received = on_received,
                                                  .sent = on_sent,
-                                                 .down = on_down}};
+                                                 .down = on_down},
+                                      .clock_ns = clock_ping_ns,
+                                      .ponged = on_ponged};
     return peer_open(&peers, &coordinator->peers);
 }
 

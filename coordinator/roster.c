@@ -9,6 +9,8 @@
 
 #define JOIN_DEADLINE_NS (5 * FL_NS_PER_S)
 #define RETRY_NS         (1 * FL_NS_PER_MS) /* when the wire took no more */
+#define PONG_DEADLINE_NS (5 * FL_NS_PER_S)
+#define ASLEEP_MIN_NS    (CLOCK_MAP_ASLEEP_MIN_MS * FL_NS_PER_MS)
 
 enum { SCRATCH_SIZE = 4 * FL_CLUSTER_MESSAGE_MAX, FIRST_SCRATCH_SIZE = 256 << 10 };
 
@@ -28,6 +30,7 @@ struct roster {
     struct roster_wire wire;
     struct fl_clock clock;
     uint64_t incarnation;
+    uint64_t asleep_ns; /* of this machine, as far as it was told */
     struct pending_link pending[ROSTER_PENDING_MAX];
     struct roster_node nodes[ROSTER_NODE_MAX];
 };
@@ -42,6 +45,7 @@ fl_status roster_open(const struct roster_wire *wire, struct fl_clock clock, uin
     roster->wire = *wire;
     roster->clock = clock;
     roster->incarnation = incarnation;
+    roster->asleep_ns = fl_clock_asleep(&clock);
     *out = roster;
     return FL_OK;
 }
@@ -214,8 +218,14 @@ fl_status roster_join(struct roster *roster, transport_link link, const struct f
         roster->wire.close(roster->wire.ctx, node->link);
     }
     drop_outbox(node);
+    /* The same process over a new link, perhaps because its machine slept. */
+    const bool same = node->incarnation == join->incarnation && strcmp(node->name, join->name) == 0;
     *node = (struct roster_node){.state = ROSTER_READY,
                                  .link = link,
+                                 .joined_ns = fl_clock_now(&roster->clock),
+                                 .asleep_known = same && node->asleep_known,
+                                 .asleep_ns = same ? node->asleep_ns : 0,
+                                 .slept_ns = same ? node->slept_ns : 0,
                                  .incarnation = join->incarnation,
                                  .address = join->address,
                                  .memory_budget = join->memory_budget,
@@ -247,6 +257,39 @@ struct roster_node *roster_link_down(struct roster *roster, transport_link link)
         node->fetch_count = 0;
     }
     return node;
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns / (double)FL_NS_PER_S;
+}
+
+void roster_ponged(struct roster *roster, transport_link link, const struct clock_map *map,
+                   enum clock_map_news news)
+{
+    const uint64_t asleep_ns = fl_clock_asleep(&roster->clock);
+    if (asleep_ns >= roster->asleep_ns + ASLEEP_MIN_NS) {
+        fl_log(FL_LOG_WARN, "this machine slept %.1f s", seconds(asleep_ns - roster->asleep_ns));
+        roster->asleep_ns = asleep_ns;
+    }
+    struct roster_node *node = roster_by_link(roster, link);
+    if (node == NULL || map == NULL || !map->met) {
+        return;
+    }
+    node->clock_known = node->clock_known || map->sample_count > 0;
+    if (node->asleep_known && map->their_asleep_ns >= node->asleep_ns + ASLEEP_MIN_NS) {
+        const uint64_t slept_ns = map->their_asleep_ns - node->asleep_ns;
+        node->slept_ns += slept_ns;
+        fl_log(FL_LOG_WARN, "node %s slept %.1f s", node->name, seconds(slept_ns));
+    } else if (news == CLOCK_MAP_STEPPED) {
+        /* A machine that does it all the time is told of once. */
+        fl_log(map->step_count == 1 ? FL_LOG_WARN : FL_LOG_DEBUG,
+               "node %s clock stepped, or runs off by more than %d ppm: what came before is not "
+               "compared with what comes after",
+               node->name, CLOCK_MAP_DRIFT_PPM);
+    }
+    node->asleep_ns = map->their_asleep_ns;
+    node->asleep_known = true;
 }
 
 void roster_forget(struct roster_node *node)
@@ -361,6 +404,18 @@ static bool flush(struct roster *roster, struct roster_node *node)
     return false;
 }
 
+/* It lives, or its link would be down; but where its moments lie on our clock is not known. */
+static void check_clock(struct roster_node *node, uint64_t now)
+{
+    if (node->state == ROSTER_READY && !node->clock_known && !node->clock_missed &&
+        now >= node->joined_ns + PONG_DEADLINE_NS) {
+        node->clock_missed = true;
+        fl_log(FL_LOG_WARN,
+               "node %s answers no pings: its times cannot be compared with those of others",
+               node->name);
+    }
+}
+
 uint64_t roster_poll(struct roster *roster)
 {
     const uint64_t now = fl_clock_now(&roster->clock);
@@ -377,6 +432,7 @@ uint64_t roster_poll(struct roster *roster)
         }
     }
     for (uint32_t i = 0; i < ROSTER_NODE_MAX; i++) {
+        check_clock(&roster->nodes[i], now);
         if (flush(roster, &roster->nodes[i]) && now + RETRY_NS < next_ns) {
             next_ns = now + RETRY_NS;
         }

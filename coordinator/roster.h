@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cluster/clock_map.h"
 #include "cluster/transport.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -59,7 +60,13 @@ struct roster_node {
     char isa[16];
     char where[TRANSPORT_TEXT_MAX]; /* the link's address as text */
     uint32_t fetch_count;           /* ranges being read or sent; kept by file_server */
-    struct roster_out *out_first;   /* messages the wire did not take yet */
+    uint64_t joined_ns;             /* over this link */
+    bool clock_known;               /* it answered a ping since then */
+    bool clock_missed;              /* it did not for long, and that was said */
+    bool asleep_known;
+    uint64_t asleep_ns;           /* since its machine booted, as it said last */
+    uint64_t slept_ns;            /* of it, since this process joined */
+    struct roster_out *out_first; /* messages the wire did not take yet */
     struct roster_out *out_last;
     uint32_t out_count;
 };
@@ -90,6 +97,11 @@ struct roster_node *roster_link_down(struct roster *roster, transport_link link)
 /* A lost node is not to come back: it is listed no longer. */
 void roster_forget(struct roster_node *node);
 
+/* A pong came on a link and went into its clock map (see cluster/peer.h): suspends are counted and
+ * told, also one that outlasted the link, when the same process joins again. */
+void roster_ponged(struct roster *roster, transport_link link, const struct clock_map *map,
+                   enum clock_map_news news);
+
 /* The ready node on a link, or NULL. */
 struct roster_node *roster_by_link(struct roster *roster, transport_link link);
 
@@ -110,7 +122,8 @@ FL_MUST_CHECK fl_status roster_send_data(struct roster *roster, struct roster_no
 /* Close a node's link; down() follows. */
 void roster_hang_up(struct roster *roster, struct roster_node *node);
 
-/* Send what waits and close links that never joined; returns when to call again at the latest. */
+/* Send what waits, close links that never joined, tell of nodes that answer no pings; returns when
+ * to call again at the latest. */
 uint64_t roster_poll(struct roster *roster);
 
 #ifdef __cplusplus

@@ -33,6 +33,22 @@ static int by_name(const void *a, const void *b)
     return strcmp(left->name, right->name);
 }
 
+static void describe_clock(const struct coordinator *coordinator, const struct roster_node *node,
+                           struct fl_node_summary *out)
+{
+    int64_t offset_ns = 0;
+    uint64_t error_ns = 0;
+    const struct clock_map *map =
+        node->link != 0 ? peer_clock(coordinator->peers, node->link) : NULL;
+    out->slept_ms = (double)node->slept_ns / (double)FL_NS_PER_MS;
+    out->clock_known = map != NULL && clock_map_offset(map, state_now(coordinator), &offset_ns,
+                                                       &error_ns) == FL_OK;
+    if (out->clock_known) {
+        out->clock_offset_us = (double)offset_ns / (double)FL_NS_PER_US;
+        out->clock_error_us = (double)error_ns / (double)FL_NS_PER_US;
+    }
+}
+
 static uint32_t describe_nodes(struct coordinator *coordinator, struct fl_node_summary *out)
 {
     uint32_t count = 0;
@@ -43,7 +59,7 @@ static uint32_t describe_nodes(struct coordinator *coordinator, struct fl_node_s
         }
         const uint64_t round_trip =
             node->link != 0 ? peer_round_trip_ns(coordinator->peers, node->link) : 0;
-        out[count++] =
+        out[count] =
             (struct fl_node_summary){.name = node->name,
                                      .state = node_state(coordinator, node),
                                      .address = node->where,
@@ -52,6 +68,7 @@ static uint32_t describe_nodes(struct coordinator *coordinator, struct fl_node_s
                                      .memory_budget = node->memory_budget,
                                      .memory_used = node->memory_used,
                                      .heartbeat_ms = (double)round_trip / (double)FL_NS_PER_MS};
+        describe_clock(coordinator, node, &out[count++]);
     }
     qsort(out, count, sizeof(*out), by_name);
     return count;

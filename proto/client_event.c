@@ -19,7 +19,7 @@ enum {
 };
 
 /* Numbers beyond this are no measurement. */
-static const double QUANTITY_MAX = 1e15;
+static const double QUANTITY_MAX = 1e16; /* microseconds of 2^63 ns, and more */
 
 /* ---- build: plain struct to generated struct ---- */
 
@@ -137,6 +137,10 @@ static fl_status build_nodes(const struct fl_client_event *event, struct fl_aren
         out->nodes[i]->memory_budget = node->memory_budget;
         out->nodes[i]->memory_used = node->memory_used;
         out->nodes[i]->heartbeat_ms = node->heartbeat_ms;
+        out->nodes[i]->clock_known = node->clock_known;
+        out->nodes[i]->clock_offset_us = node->clock_offset_us;
+        out->nodes[i]->clock_error_us = node->clock_error_us;
+        out->nodes[i]->slept_ms = node->slept_ms;
     }
     return FL_OK;
 }
@@ -415,10 +419,18 @@ static fl_status take_node(const Firstlight__Node *message, struct fl_arena *are
     FL_TRY(fl_field_text(arena, "node address", &message->address, FL_ADDRESS_MAX, &out->address));
     FL_TRY(fl_field_text(arena, "node isa", &message->isa, WORD_SIZE_MAX, &out->isa));
     FL_TRY(fl_field_real("node heartbeat_ms", message->heartbeat_ms, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_real("node clock_offset_us", message->clock_offset_us, -QUANTITY_MAX,
+                         QUANTITY_MAX));
+    FL_TRY(fl_field_real("node clock_error_us", message->clock_error_us, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_real("node slept_ms", message->slept_ms, 0, QUANTITY_MAX));
     out->threads = message->threads;
     out->memory_budget = message->memory_budget;
     out->memory_used = message->memory_used;
     out->heartbeat_ms = message->heartbeat_ms;
+    out->clock_known = message->clock_known;
+    out->clock_offset_us = message->clock_offset_us;
+    out->clock_error_us = message->clock_error_us;
+    out->slept_ms = message->slept_ms;
     return FL_OK;
 }
 

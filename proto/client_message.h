@@ -161,6 +161,10 @@ struct fl_node_summary {
     uint64_t memory_budget;
     uint64_t memory_used; /* shards and KV of its plans */
     double heartbeat_ms;  /* round trip; 0 when not yet known */
+    bool clock_known;     /* false: no ping was answered */
+    double clock_offset_us;
+    double clock_error_us;
+    double slept_ms; /* suspended since it joined */
 };
 
 struct fl_plan_stage_summary {

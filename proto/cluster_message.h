@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 enum {
-    FL_PROTOCOL_VERSION = 1,
+    FL_PROTOCOL_VERSION = 2,
     FL_NAME_MAX = 64, /* node names, bytes with the NUL: letters, digits, '.', '_', '-' */
     FL_ADDRESS_MAX = 2048,
     FL_STAGE_COUNT_MAX = 64,

@@ -67,12 +67,25 @@ void fl_handshake_init(struct fl_handshake *handshake, enum fl_party party, bool
     fl_random_bytes(handshake->nonce, sizeof(handshake->nonce));
 }
 
+/* The opener decides which. */
+static unsigned version_of(const struct fl_handshake *handshake)
+{
+    const enum fl_party opener = handshake->opener ? handshake->party : handshake->peer_party;
+    return opener == FL_PARTY_CLIENT ? FL_HANDSHAKE_CLIENT_VERSION : FL_PROTOCOL_VERSION;
+}
+
+static void put_version(const struct fl_handshake *handshake, unsigned char *out)
+{
+    const unsigned version = version_of(handshake);
+    out[0] = (unsigned char)(version & 0xff);
+    out[1] = (unsigned char)(version >> 8);
+}
+
 static void put_header(const struct fl_handshake *handshake, enum record_kind kind,
                        unsigned char *out)
 {
     memcpy(out, magic, sizeof(magic));
-    out[4] = FL_PROTOCOL_VERSION & 0xff;
-    out[5] = FL_PROTOCOL_VERSION >> 8;
+    put_version(handshake, out + 4);
     out[6] = (unsigned char)kind;
     out[7] = (unsigned char)handshake->party;
 }
@@ -88,8 +101,8 @@ static void put_statement(const struct fl_handshake *handshake, bool by_opener,
     const bool mine_first = handshake->opener;
     memcpy(out, label, sizeof(label));
     out += sizeof(label);
-    *out++ = FL_PROTOCOL_VERSION & 0xff;
-    *out++ = FL_PROTOCOL_VERSION >> 8;
+    put_version(handshake, out);
+    out += 2;
     *out++ = by_opener ? 'o' : 'a';
     *out++ = (unsigned char)(mine_first ? handshake->party : handshake->peer_party);
     *out++ = (unsigned char)(mine_first ? handshake->peer_party : handshake->party);
@@ -291,18 +304,22 @@ static fl_status check_header(struct fl_handshake *handshake, const unsigned cha
                               size),
                       "a handshake record was expected", out, out_size);
     }
+    if (handshake->step == STEP_WAIT_HELLO && record[7] == FL_PARTY_CLIENT) {
+        handshake->peer_party = FL_PARTY_CLIENT;
+    }
     const unsigned version = (unsigned)record[4] | (unsigned)record[5] << 8;
-    if (version != FL_PROTOCOL_VERSION) {
+    const unsigned spoken = version_of(handshake);
+    if (version != spoken) {
         char told[REASON_MAX];
         snprintf(told, sizeof(told),
-                 "peer speaks firstlight protocol %d, this build speaks %u; "
+                 "peer speaks firstlight protocol %u, this build speaks %u; "
                  "run the same version on all machines",
-                 FL_PROTOCOL_VERSION, version);
+                 spoken, version);
         return refuse(handshake,
                       FL_FAIL(FL_PROTOCOL,
-                              "peer speaks firstlight protocol %u, this build speaks %d; "
+                              "peer speaks firstlight protocol %u, this build speaks %u; "
                               "run the same version on all machines",
-                              version, FL_PROTOCOL_VERSION),
+                              version, spoken),
                       told, out, out_size);
     }
     return FL_OK;

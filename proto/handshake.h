@@ -16,6 +16,9 @@
  * record's first byte cannot begin a protobuf message, so that a server without
  * a key can tell a HELLO from a request.
  *
+ * Processes of a cluster must be of one FL_PROTOCOL_VERSION.  A client need not:
+ * a handshake that it opens has a version of its own, both ways.
+ *
  * Thread:  owner.
  * Memory:  a plain struct; no allocation.
  * Source:  proofs are crypto_auth (HMAC-SHA-512-256) of libsodium.
@@ -34,7 +37,7 @@
 extern "C" {
 #endif
 
-enum { FL_HANDSHAKE_RECORD_MAX = 256 };
+enum { FL_HANDSHAKE_RECORD_MAX = 256, FL_HANDSHAKE_CLIENT_VERSION = 1 };
 
 enum fl_party { FL_PARTY_CLIENT = 1, FL_PARTY_NODE = 2, FL_PARTY_COORDINATOR = 3 };
 

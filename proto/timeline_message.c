@@ -13,7 +13,7 @@ enum {
 };
 
 /* Numbers beyond this are no measurement. */
-static const double QUANTITY_MAX = 1e15;
+static const double QUANTITY_MAX = 1e16; /* microseconds of 2^63 ns, and more */
 
 /* ---- build: plain struct to generated struct ---- */
 

@@ -20,14 +20,21 @@ extern "C" {
 struct fl_clock {
     uint64_t (*now_ns)(void *ctx); /* never goes back; starts anywhere */
     void *ctx;
+    /* How long it has stood still because the machine was suspended; NULL: it never was. */
+    uint64_t (*asleep_ns)(void *ctx);
 };
 
-/* CLOCK_MONOTONIC of this machine. */
+/* CLOCK_MONOTONIC of this machine; asleep is what CLOCK_BOOTTIME is ahead of it. */
 struct fl_clock fl_clock_monotonic(void);
 
 static inline uint64_t fl_clock_now(const struct fl_clock *clock)
 {
     return clock->now_ns(clock->ctx);
+}
+
+static inline uint64_t fl_clock_asleep(const struct fl_clock *clock)
+{
+    return clock->asleep_ns != 0 ? clock->asleep_ns(clock->ctx) : 0;
 }
 
 #ifdef __cplusplus

@@ -23,6 +23,14 @@ static void node_json(struct json_output *json, const struct fl_node_summary *no
     json_whole(json, "memory_budget", node->memory_budget);
     json_whole(json, "memory_used", node->memory_used);
     json_real(json, "heartbeat_ms", node->heartbeat_ms);
+    if (node->clock_known) {
+        json_real(json, "clock_offset_us", node->clock_offset_us);
+        json_real(json, "clock_error_us", node->clock_error_us);
+    } else {
+        json_null(json, "clock_offset_us");
+        json_null(json, "clock_error_us");
+    }
+    json_real(json, "slept_ms", node->slept_ms);
     json_close(json, '}');
 }
 
@@ -96,8 +104,8 @@ static void print_nodes(const struct fl_client_event *event)
         printf("no nodes have joined: start them with firstlight-node --join HOST:PORT\n");
         return;
     }
-    printf("%-16s  %-8s  %-23s  %-8s  %7s  %11s  %11s  %9s\n", "node", "state", "address", "cpu",
-           "threads", "memory used", "budget", "heartbeat");
+    printf("%-16s  %-8s  %-23s  %-8s  %7s  %11s  %11s  %9s  %11s\n", "node", "state", "address",
+           "cpu", "threads", "memory used", "budget", "heartbeat", "clock");
     for (uint32_t i = 0; i < event->as.status.node_count; i++) {
         const struct fl_node_summary *node = &event->as.status.nodes[i];
         char name[CELL_SIZE];
@@ -107,16 +115,28 @@ static void print_nodes(const struct fl_client_event *event)
         char used[SIZE_TEXT_MAX];
         char budget[SIZE_TEXT_MAX];
         char heartbeat[32] = "-";
+        char clock[32] = "-";
         if (node->heartbeat_ms > 0) {
             snprintf(heartbeat, sizeof(heartbeat), "%.2f ms", node->heartbeat_ms);
         }
-        printf("%-16s  %-8s  %-23s  %-8s  %7" PRIu32 "  %11s  %11s  %9s\n",
+        if (node->clock_known) {
+            snprintf(clock, sizeof(clock), "+- %.3f ms", node->clock_error_us / 1e3);
+        }
+        printf("%-16s  %-8s  %-23s  %-8s  %7" PRIu32 "  %11s  %11s  %9s  %11s\n",
                plain_text(node->name, name, sizeof(name)),
                plain_text(node->state, state, sizeof(state)),
                plain_text(node->address, address, sizeof(address)),
                plain_text(node->isa, isa, sizeof(isa)), node->threads,
                size_text(node->memory_used, used), size_text(node->memory_budget, budget),
-               heartbeat);
+               heartbeat, clock);
+    }
+    for (uint32_t i = 0; i < event->as.status.node_count; i++) {
+        const struct fl_node_summary *node = &event->as.status.nodes[i];
+        char name[CELL_SIZE];
+        if (node->slept_ms > 0) {
+            printf("%s slept %.1f s since it joined\n", plain_text(node->name, name, sizeof(name)),
+                   node->slept_ms / 1e3);
+        }
     }
 }
 

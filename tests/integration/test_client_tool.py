@@ -255,7 +255,9 @@ def test_queries():
             "status": lambda: {"status": pb.Status(
                 version="0.1.0", uptime_s=90,
                 nodes=[pb.Node(name="a", state="ready", address="127.0.0.1:7", isa="avx2", threads=2,
-                               memory_budget=1 << 30, memory_used=1 << 20, heartbeat_ms=0.25)],
+                               memory_budget=1 << 30, memory_used=1 << 20, heartbeat_ms=0.25,
+                               clock_known=True, clock_offset_us=-1.5e9, clock_error_us=62.5, slept_ms=34000),
+                       pb.Node(name="b", state="ready", address="127.0.0.1:8", isa="avx2", threads=2)],
                 loaded=[pb.LoadedModel(model="tiny", state="ready", context=2048, stages=[
                     pb.LoadedStage(node="a", last_layer=9, pieces_done=22, pieces_total=22,
                                    bytes_done=1 << 20, bytes_total=1 << 20)])])},
@@ -271,9 +273,13 @@ def test_queries():
     check("c left out" in run(coordinator, "plan", "--model", "tiny").stdout.decode(), "note")
     status = json.loads(run(coordinator, "status", "--json").stdout)
     check(status["nodes"][0]["name"] == "a" and status["nodes"][0]["heartbeat_ms"] == 0.25, status)
+    check(status["nodes"][0]["clock_offset_us"] == -1.5e9 and status["nodes"][0]["clock_error_us"] == 62.5, status)
+    check(status["nodes"][0]["slept_ms"] == 34000 and status["nodes"][1]["slept_ms"] == 0, status)
+    check(status["nodes"][1]["clock_offset_us"] is None and status["nodes"][1]["clock_error_us"] is None, status)
     check(status["loaded"][0]["stages"][0]["pieces_done"] == 22, status)
     text = run(coordinator, "status").stdout.decode()
     check("22/22" in text and "90 s" in text and "0.25 ms" in text, text)
+    check("+- 0.062 ms" in text and "a slept 34.0 s" in text and "b slept" not in text, text)
     check(run(coordinator, "load", "tiny").stdout == b"loaded\n", "load")
     check(run(coordinator, "unload", "tiny").stdout == b"unloaded\n", "unload")
 

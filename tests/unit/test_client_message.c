@@ -635,7 +635,8 @@ static void test_models_and_plan(void)
 static struct fl_client_event good_status(void)
 {
     static struct fl_node_summary nodes[] = {
-        {"a", "ready", "127.0.0.1:1", "avx512", 8, 1, 2, 0.125}, {"b", "lost", "", "", 0, 0, 0, 0}};
+        {"a", "ready", "127.0.0.1:1", "avx512", 8, 1, 2, 0.125, true, -9e15, 3.5, 34000},
+        {.name = "b", .state = "lost", .address = "", .isa = ""}};
     static struct fl_plan_stage_summary parts[] = {{"a", 0, 3, 4, 5, 6, 7}};
     static struct fl_loaded_summary loaded[] = {{"m", "loading", 1, 2, 3, 4, 5, 6, 1, parts}};
     struct fl_client_event in = event(FL_EVENT_STATUS);
@@ -664,7 +665,10 @@ static void test_status(void)
     CHECK_EQ(node->memory_budget, 1);
     CHECK_EQ(node->memory_used, 2);
     CHECK(node->heartbeat_ms == 0.125);
+    CHECK(node->clock_known && node->clock_offset_us == -9e15 && node->clock_error_us == 3.5);
+    CHECK(node->slept_ms == 34000);
     CHECK(strcmp(node[1].state, "lost") == 0);
+    CHECK(!node[1].clock_known);
     CHECK_EQ(event_out.as.status.loaded_count, 1);
     const struct fl_loaded_summary *loaded = event_out.as.status.loaded;
     CHECK(strcmp(loaded->model, "m") == 0);

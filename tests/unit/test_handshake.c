@@ -167,9 +167,12 @@ static void test_other_party(void)
     struct record hello, challenge, proof, out;
     pair_init(&opener, &answerer, &key_a, &key_a);
     fl_handshake_hello(&opener, hello.bytes, &hello.size);
+    hello.bytes[4] = FL_HANDSHAKE_CLIENT_VERSION;
     hello.bytes[7] = FL_PARTY_CLIENT;
     CHECK_EQ(take(&answerer, &hello, &challenge), FL_AGAIN);
+    challenge.bytes[4] = FL_PROTOCOL_VERSION;
     CHECK_EQ(take(&opener, &challenge, &proof), FL_DENIED); /* the challenge names a client */
+    hello.bytes[4] = FL_PROTOCOL_VERSION;
     hello.bytes[7] = 0;
     fl_handshake_init(&answerer, FL_PARTY_COORDINATOR, false, &key_a);
     CHECK_EQ(take(&answerer, &hello, &out), FL_PROTOCOL);
@@ -187,10 +190,32 @@ static void test_version(void)
     CHECK_EQ(hello.bytes[4], FL_PROTOCOL_VERSION);
     hello.bytes[4] = FL_PROTOCOL_VERSION + 1;
     CHECK_EQ(take(&answerer, &hello, &refused), FL_PROTOCOL);
-    CHECK(strcmp(fl_last_error(), "peer speaks firstlight protocol 2, this build speaks 1; "
+    CHECK(strcmp(fl_last_error(), "peer speaks firstlight protocol 3, this build speaks 2; "
                                   "run the same version on all machines") == 0);
     CHECK_EQ(take(&opener, &refused, &none), FL_PROTOCOL);
-    CHECK(strstr(fl_last_error(), "protocol 1, this build speaks 2") != NULL);
+    CHECK(strstr(fl_last_error(), "protocol 2, this build speaks 3") != NULL);
+}
+
+/* A client was perhaps written long ago: the cluster's version is not its business. */
+static void test_client_version(void)
+{
+    struct fl_handshake opener, answerer;
+    struct record hello, challenge, proof, welcome, none;
+    fl_pool_key_make(&key_a);
+    fl_handshake_init(&opener, FL_PARTY_CLIENT, true, &key_a);
+    fl_handshake_init(&answerer, FL_PARTY_COORDINATOR, false, &key_a);
+    fl_handshake_hello(&opener, hello.bytes, &hello.size);
+    CHECK_EQ(hello.bytes[4], 1);
+    CHECK_EQ(take(&answerer, &hello, &challenge), FL_AGAIN);
+    CHECK_EQ(challenge.bytes[4], 1);
+    CHECK_EQ(take(&opener, &challenge, &proof), FL_AGAIN);
+    CHECK_EQ(take(&answerer, &proof, &welcome), FL_OK);
+    CHECK_EQ(take(&opener, &welcome, &none), FL_OK);
+    hello.bytes[4] = FL_PROTOCOL_VERSION; /* but none that it has not */
+    fl_handshake_init(&answerer, FL_PARTY_COORDINATOR, false, &key_a);
+    CHECK_EQ(take(&answerer, &hello, &challenge), FL_PROTOCOL);
+    CHECK(strstr(fl_last_error(), "peer speaks firstlight protocol 2, this build speaks 1") !=
+          NULL);
 }
 
 static void test_malformed(void)
@@ -269,6 +294,7 @@ static const struct test_case cases[] = {
     {"handshake: a proof sent back to its maker is refused", test_reflection},
     {"handshake: a proof covers both parties", test_other_party},
     {"handshake: another version is named, on both sides", test_version},
+    {"handshake: a client has a version of its own", test_client_version},
     {"handshake: short, long and changed records are refused", test_malformed},
     {"handshake: records out of turn are refused", test_out_of_turn},
     {"handshake: a reason from elsewhere is made printable", test_reason_is_printable},

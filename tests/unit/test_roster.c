@@ -63,7 +63,9 @@ static void open_bench(void)
     roster_close(bench.roster);
     bench = (struct bench){.now_ns = 1, .capacity = 1000000};
     const struct roster_wire wire = {&bench, bench_send, bench_close};
-    CHECK_EQ(roster_open(&wire, (struct fl_clock){bench_now, &bench}, 42, &bench.roster), FL_OK);
+    CHECK_EQ(roster_open(&wire, (struct fl_clock){.now_ns = bench_now, .ctx = &bench}, 42,
+                         &bench.roster),
+             FL_OK);
 }
 
 static struct fl_join join_of(const char *name, uint64_t incarnation)
