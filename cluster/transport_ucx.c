@@ -23,6 +23,7 @@
  */
 #include "cluster/transport.h"
 
+#include <errno.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <net/if.h>
@@ -33,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <ucp/api/ucp.h>
@@ -51,7 +53,6 @@ enum {
     QUEUE_BYTES_MAX = 16 << 20,
     COPY_CACHE_MAX = 8 << 20, /* bytes of copy buffers kept for the next messages */
     COPY_CLASSES = 6,
-    PROGRESS_MAX = 64, /* rounds of UCX progress in one call */
     TEXT_MAX = 256,
     FRAGMENT_MAX = 60 << 10, /* bytes of data that UCX gets at once; see TCP_TX_SEG_SIZE */
     WIRE_HEADER_SIZE = 20,   /* to u64, sequence u32, type u16, header size u16, data size u32 */
@@ -62,6 +63,8 @@ enum {
     BLOB_PROCESS_SIZE = 8,   /* in front of a worker's address */
 };
 
+enum { READY_INBOX = 1, READY_OUTBOX = 2, READY_DOOR = 4, READY_ALL = 7, READY_TIMER = 8 };
+
 enum { AM_MESSAGE = 1, AM_KNOCK = 2, AM_GREET = 3, AM_BYE = 4, AM_MORE = 5 };
 
 static const uint64_t knock_magic = UINT64_C(0x316b6e6f6e6b6c66);
@@ -69,6 +72,8 @@ static const uint64_t door_wait_ns = 5 * FL_NS_PER_S;  /* from a TCP connection 
 static const uint64_t gone_wait_ns = FL_NS_PER_S / 4;  /* a goodbye still under way in UCX */
 static const uint64_t idle_wait_ns = 10 * FL_NS_PER_S; /* a pipe that no link uses */
 static const uint64_t close_wait_ns = 2 * FL_NS_PER_S; /* a goodbye that is not answered */
+static const long mute_ns = FL_NS_PER_MS;              /* an outbox that calls for nothing */
+static const uint64_t round_ns = FL_NS_PER_S / 10;     /* UCX is looked after without being asked */
 
 static const size_t copy_class_size[COPY_CLASSES] = {1 << 9,  1 << 12, 1 << 15,
                                                      1 << 18, 1 << 20, 1 << 22};
@@ -156,13 +161,20 @@ struct link {
 struct ucx {
     struct transport transport; /* first: the ops get a pointer to it */
     ucp_context_h context;
-    ucp_worker_h worker;
-    struct door *door; /* NULL when the address is the worker's */
-    int fd;            /* epoll over UCX's descriptor and the door's */
-    bool quiet;        /* UCX's own lines go to our log */
-    bool attention;    /* some pipe or link needs a look by the next progress() */
-    bool inside;       /* a callback of UCX may be running */
-    bool more_out;     /* some pipe can go on sending */
+    ucp_worker_h inbox;  /* others connect to it; it makes no endpoint */
+    ucp_worker_h outbox; /* all endpoints are its; nobody knows its address */
+    struct door *door;   /* NULL when the address is the worker's */
+    int fd;              /* epoll over UCX's two descriptors and the door's */
+    bool tcp_only;       /* no transport but UCX's TCP is in play */
+    int outbox_fd;
+    int timer;    /* when it fires, the outbox is listened to again; -1: none */
+    bool muted;   /* it is not */
+    unsigned due; /* READY_*: to be looked at without being asked */
+    uint64_t next_round_ns;
+    bool quiet;     /* UCX's own lines go to our log */
+    bool attention; /* some pipe or link needs a look by the next progress() */
+    bool inside;    /* a callback of UCX may be running */
+    bool more_out;  /* some pipe can go on sending */
     uint64_t next_look_ns;
     uint64_t link_counter;
     uint64_t process;
@@ -360,12 +372,14 @@ static void give_up(struct pipe *pipe, transport_link link)
     }
 }
 
-/* Hand the next fragment of a message to UCX. */
-static void send_fragment(struct pipe *pipe, struct send *send)
+/* Hand the next fragment of a message to UCX; false when it has no room for it now.  Over TCP a
+ * fragment is taken at once or not at all: what UCX queues, it asks the peer to connect back for. */
+static bool send_fragment(struct pipe *pipe, struct send *send)
 {
     const ucp_request_param_t param = {
-        .op_attr_mask =
-            UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
+                        UCP_OP_ATTR_FIELD_USER_DATA |
+                        (pipe->ucx->tcp_only ? UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL : 0),
         .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = on_sent,
         .user_data = pipe,
@@ -373,33 +387,36 @@ static void send_fragment(struct pipe *pipe, struct send *send)
     const size_t left = send->size - send->offset;
     const size_t size = left < FRAGMENT_MAX ? left : FRAGMENT_MAX;
     const void *data = size > 0 ? (const unsigned char *)send->data + send->offset : NULL;
-    unsigned id = send->id;
-    size_t header_size = send->header_size;
     if (send->started) {
-        id = AM_MORE;
-        header_size = MORE_SIZE;
         put_u32(send->header + 12, (uint32_t)send->offset); /* sequence and receiver stay */
     }
-    send->started = true;
-    send->offset += size;
+    const unsigned id = send->started ? AM_MORE : send->id;
+    const size_t header_size = send->started ? MORE_SIZE : send->header_size;
     pipe->busy = true;
     ucs_status_ptr_t request =
         ucp_am_send_nbx(pipe->ep, id, send->header, header_size, data, size, &param);
     if (!UCS_PTR_IS_PTR(request)) {
         pipe->busy = false;
     }
+    if (UCS_PTR_STATUS(request) == UCS_ERR_NO_RESOURCE) {
+        return false;
+    }
     if (UCS_PTR_IS_ERR(request)) {
         pipe_fail(pipe, UCS_PTR_STATUS(request));
     }
+    send->started = true;
+    send->offset += size;
+    return true;
 }
 
 /* Send what can be sent. */
 static void pump(struct pipe *pipe)
 {
-    while (!pipe->busy && !pipe->failed && pipe->out.first != NULL) {
+    bool room = true;
+    while (room && !pipe->busy && !pipe->failed && pipe->out.first != NULL) {
         struct send *send = pipe->out.first;
         if (!send->started || send->offset < send->size) {
-            send_fragment(pipe, send);
+            room = send_fragment(pipe, send);
         } else {
             list_push(&pipe->ucx->done, list_pop(&pipe->out));
         }
@@ -477,7 +494,7 @@ static ucs_status_t pipe_create(struct pipe *pipe, ucp_ep_params_t *params)
     params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
     params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params->err_handler = (ucp_err_handler_t){.cb = on_pipe_error, .arg = pipe};
-    const ucs_status_t status = ucp_ep_create(pipe->ucx->worker, params, &pipe->ep);
+    const ucs_status_t status = ucp_ep_create(pipe->ucx->outbox, params, &pipe->ep);
     if (status != UCS_OK) {
         pipe->ep = NULL;
     }
@@ -977,15 +994,10 @@ static unsigned look_after_link(struct ucx *ucx, struct link *link, uint64_t now
     return 1;
 }
 
-static unsigned look_after_all(struct ucx *ucx)
+static unsigned look_after_all(struct ucx *ucx, uint64_t now)
 {
     unsigned count = 0;
-    const uint64_t now = now_ns();
-    if (!ucx->attention && now < ucx->next_look_ns) {
-        return 0;
-    }
     ucx->attention = false;
-    ucx->next_look_ns = UINT64_MAX;
     for (size_t i = 0; i < PIPE_MAX; i++) {
         look_after_pipe(ucx, &ucx->pipes[i], now);
     }
@@ -1000,36 +1012,108 @@ static struct ucx *ucx_of(struct transport *transport)
     return (struct ucx *)(void *)transport;
 }
 
+/* While a peer has not answered UCX's connection, its socket is writable and nothing is to be
+ * written: the outbox calls, and there is nothing to do.  Then it is not heard for a while. */
+static void mute(struct ucx *ucx)
+{
+    const struct itimerspec when = {.it_value = {.tv_nsec = mute_ns}};
+    if (!ucx->muted && timerfd_settime(ucx->timer, 0, &when, NULL) == 0) {
+        struct epoll_event event = {.events = 0, .data.u32 = READY_OUTBOX};
+        ucx->muted = epoll_ctl(ucx->fd, EPOLL_CTL_MOD, ucx->outbox_fd, &event) == 0;
+    }
+}
+
+static void unmute(struct ucx *ucx)
+{
+    uint64_t count;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = READY_OUTBOX};
+    (void)!read(ucx->timer, &count, sizeof(count));
+    if (ucx->muted && epoll_ctl(ucx->fd, EPOLL_CTL_MOD, ucx->outbox_fd, &event) == 0) {
+        ucx->muted = false;
+    }
+}
+
+/* What has something to do, of those that the descriptor stands for. */
+static unsigned ready_now(struct ucx *ucx, uint64_t now)
+{
+    struct epoll_event events[4];
+    unsigned ready = 0;
+    if (!ucx->tcp_only || now >= ucx->next_round_ns) {
+        ucx->next_round_ns = now + round_ns;
+        ucx->more_out = true;
+        return READY_ALL;
+    }
+    const int count = epoll_wait(ucx->fd, events, 4, 0);
+    for (int i = 0; i < count; i++) {
+        ready |= events[i].data.u32;
+    }
+    if ((ready & READY_TIMER) != 0) {
+        unmute(ucx);
+    }
+    return ready;
+}
+
+/* Let a worker work.  One that had called for it and found nothing is told to be quiet. */
+static unsigned progress_worker(struct ucx *ucx, ucp_worker_h worker, unsigned ready)
+{
+    ucx->inside = true;
+    const unsigned happened = ucp_worker_progress(worker);
+    ucx->inside = false;
+    if (happened == 0 && ucx->tcp_only && ucp_worker_arm(worker) != UCS_OK) {
+        ucx->due |= ready;
+    }
+    return happened;
+}
+
 static unsigned ucx_progress(struct transport *transport)
 {
     struct ucx *ucx = ucx_of(transport);
     unsigned count = 0;
-    for (int round = 0; round < PROGRESS_MAX; round++) {
-        ucx->inside = true;
-        const unsigned happened = ucp_worker_progress(ucx->worker);
-        ucx->inside = false;
+    const uint64_t now = now_ns();
+    const unsigned called = ready_now(ucx, now);
+    const unsigned ready = called | ucx->due;
+    ucx->due = 0;
+    if ((ready & READY_INBOX) != 0) {
+        count += progress_worker(ucx, ucx->inbox, READY_INBOX);
+    }
+    if ((ready & READY_OUTBOX) != 0) {
+        const unsigned happened = progress_worker(ucx, ucx->outbox, READY_OUTBOX);
+        ucx->more_out |= happened > 0;
         count += happened;
-        if (ucx->more_out) {
-            pump_all(ucx);
-        } else if (happened == 0) {
-            break;
+        if (happened > 0) {
+            ucx->due |= READY_OUTBOX;
+        } else if (called == READY_OUTBOX) {
+            mute(ucx);
         }
     }
-    if (ucx->door != NULL) {
-        count += door_poll(ucx->door, now_ns(), &ucx->next_look_ns);
+    if (ucx->more_out) {
+        pump_all(ucx);
+    }
+    if (now >= ucx->next_look_ns) {
+        ucx->next_look_ns = UINT64_MAX;
+        ucx->attention = true;
+    }
+    if (ucx->door != NULL && (ucx->attention || (ready & READY_DOOR) != 0)) {
+        count += door_poll(ucx->door, now, &ucx->next_look_ns);
     }
     count += report_sent(ucx);
-    count += look_after_all(ucx);
+    if (ucx->attention) {
+        count += look_after_all(ucx, now);
+    }
     return count;
 }
 
 static fl_status ucx_arm(struct transport *transport)
 {
     struct ucx *ucx = ucx_of(transport);
-    if (ucx->attention || ucx->more_out || ucx->done.first != NULL) {
+    if (ucx->attention || ucx->more_out || ucx->due != 0 || ucx->done.first != NULL) {
         return FL_AGAIN;
     }
-    const ucs_status_t status = ucp_worker_arm(ucx->worker);
+    ucs_status_t status = UCS_OK;
+    if (!ucx->tcp_only) {
+        status = ucp_worker_arm(ucx->inbox);
+        status = status == UCS_OK ? ucp_worker_arm(ucx->outbox) : status;
+    }
     if (status == UCS_ERR_BUSY) {
         return FL_AGAIN;
     }
@@ -1215,7 +1299,7 @@ static void close_pipes(struct ucx *ucx)
     const uint64_t deadline = now_ns() + FL_NS_PER_S;
     size_t open = 1;
     while (open > 0 && now_ns() < deadline) {
-        (void)ucp_worker_progress(ucx->worker);
+        (void)ucp_worker_progress(ucx->outbox);
         pump_all(ucx);
         open = 0;
         for (size_t i = 0; i < PIPE_MAX; i++) {
@@ -1251,45 +1335,25 @@ static void free_sends(struct ucx *ucx)
     }
 }
 
-/* Who closes the transport has let go of what the events lead to: nothing is told any more, though
- * messages still come while the endpoints are given up. */
-static void deaf_accepted(void *ctx, transport_link link, const char *peer)
-{
-    (void)ctx, (void)link, (void)peer;
-}
-
-static void deaf_received(void *ctx, transport_link link, uint16_t type, const void *header,
-                          size_t header_size, const void *data, size_t size)
-{
-    (void)ctx, (void)link, (void)type, (void)header, (void)header_size, (void)data, (void)size;
-}
-
-static void deaf_sent(void *ctx, transport_link link, uint64_t cookie)
-{
-    (void)ctx, (void)link, (void)cookie;
-}
-
-static void deaf_closed(void *ctx, transport_link link, fl_status why, const char *text)
-{
-    (void)ctx, (void)link, (void)why, (void)text;
-}
-
 static void ucx_close(struct transport *transport)
 {
     if (transport == NULL) {
         return;
     }
     struct ucx *ucx = ucx_of(transport);
-    ucx->events = (struct transport_events){.accepted = deaf_accepted,
-                                            .received = deaf_received,
-                                            .sent = deaf_sent,
-                                            .closed = deaf_closed};
-    if (ucx->worker != NULL) {
+    /* Only the outbox works from here on: no message comes any more. */
+    if (ucx->outbox != NULL) {
         close_pipes(ucx);
-        ucp_worker_destroy(ucx->worker);
+        ucp_worker_destroy(ucx->outbox);
+    }
+    if (ucx->inbox != NULL) {
+        ucp_worker_destroy(ucx->inbox);
     }
     /* After the pipes: a link that ends while they close still leaves its visit. */
     door_close(ucx->door);
+    if (ucx->timer >= 0) {
+        close(ucx->timer);
+    }
     if (ucx->fd >= 0) {
         close(ucx->fd);
     }
@@ -1404,11 +1468,15 @@ static fl_status configure(ucp_config_t *config, const char *device)
     const struct {
         const char *env, *name, *value;
     } settings[] = {
-        {"UCX_TLS", "TLS", "tcp,self"},
+        {"UCX_TLS", "TLS", "tcp"},
         {NULL, "MAX_EAGER_LANES", "1"},
         {NULL, "ZCOPY_THRESH", "inf"},
-        {NULL, "TCP_TX_SEG_SIZE", "64K"}, /* what is received at once, too: holds a fragment */
-        {NULL, "TCP_MAX_POLL", "1"},
+        {NULL, "TX_SEG_SIZE", "64K"}, /* what is received at once, too: holds a fragment */
+        {NULL, "MAX_POLL", "1"},
+        {NULL, "CONN_NB", "y"},
+        {NULL, "ADAPTIVE_PROGRESS", "n"},
+        {NULL, "RESOLVE_REMOTE_EP_ID", "n"},
+        {NULL, "KEEPALIVE_INTERVAL", "inf"},
         {"UCX_NET_DEVICES", "NET_DEVICES", device},
     };
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
@@ -1423,6 +1491,14 @@ static fl_status configure(ucp_config_t *config, const char *device)
         }
     }
     return FL_OK;
+}
+
+/* Whether the environment leaves us to UCX's TCP alone. */
+static bool is_tcp_only(void)
+{
+    const char *transports = getenv("UCX_TLS");
+    return transports == NULL || strcmp(transports, "tcp") == 0 ||
+           strcmp(transports, "tcp,self") == 0 || strcmp(transports, "self,tcp") == 0;
 }
 
 static fl_status open_context(struct ucx *ucx, const char *device)
@@ -1450,25 +1526,30 @@ static fl_status open_context(struct ucx *ucx, const char *device)
     return status;
 }
 
-static fl_status open_worker(struct ucx *ucx)
+static fl_status open_worker(struct ucx *ucx, unsigned ready, ucp_worker_h *out, int *out_fd)
 {
     const ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT,
         .thread_mode = UCS_THREAD_MODE_SERIALIZED, /* opened by one thread, used by another */
         .am_alignment = 8,
     };
-    ucs_status_t error = ucp_worker_create(ucx->context, &params, &ucx->worker);
+    ucs_status_t error = ucp_worker_create(ucx->context, &params, out);
     if (error != UCS_OK) {
-        ucx->worker = NULL;
+        *out = NULL;
         return FL_FAIL(FL_INTERNAL, "UCX makes no worker: %s", ucs_status_string(error));
     }
-    int fd = -1;
-    struct epoll_event event = {.events = EPOLLIN};
-    error = ucp_worker_get_efd(ucx->worker, &fd);
-    ucx->fd = epoll_create1(EPOLL_CLOEXEC);
-    if (error == UCS_OK && (ucx->fd < 0 || epoll_ctl(ucx->fd, EPOLL_CTL_ADD, fd, &event) != 0)) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = ready};
+    error = ucp_worker_get_efd(*out, out_fd);
+    if (error == UCS_OK && epoll_ctl(ucx->fd, EPOLL_CTL_ADD, *out_fd, &event) != 0) {
         error = UCS_ERR_IO_ERROR;
     }
+    return error == UCS_OK
+               ? FL_OK
+               : FL_FAIL(FL_INTERNAL, "UCX worker is of no use: %s", ucs_status_string(error));
+}
+
+static fl_status set_handlers(struct ucx *ucx)
+{
     const struct {
         unsigned id;
         ucp_am_recv_callback_t cb;
@@ -1477,7 +1558,7 @@ static fl_status open_worker(struct ucx *ucx)
                    {AM_KNOCK, on_knock},
                    {AM_GREET, on_greet},
                    {AM_BYE, on_bye}};
-    for (size_t i = 0; error == UCS_OK && i < sizeof(entries) / sizeof(entries[0]); i++) {
+    for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
         const ucp_am_handler_param_t param = {
             .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                           UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -1486,11 +1567,27 @@ static fl_status open_worker(struct ucx *ucx)
             .cb = entries[i].cb,
             .arg = ucx,
         };
-        error = ucp_worker_set_am_recv_handler(ucx->worker, &param);
+        const ucs_status_t error = ucp_worker_set_am_recv_handler(ucx->inbox, &param);
+        if (error != UCS_OK) {
+            return FL_FAIL(FL_INTERNAL, "UCX worker is of no use: %s", ucs_status_string(error));
+        }
     }
-    return error == UCS_OK
-               ? FL_OK
-               : FL_FAIL(FL_INTERNAL, "UCX worker is of no use: %s", ucs_status_string(error));
+    return FL_OK;
+}
+
+static fl_status open_workers(struct ucx *ucx)
+{
+    int inbox_fd = -1;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = READY_TIMER};
+    ucx->fd = epoll_create1(EPOLL_CLOEXEC);
+    ucx->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (ucx->fd < 0 || ucx->timer < 0 ||
+        epoll_ctl(ucx->fd, EPOLL_CTL_ADD, ucx->timer, &event) != 0) {
+        return FL_FAIL(FL_INTERNAL, "cannot wait for the network: %s", strerror(errno));
+    }
+    FL_TRY(open_worker(ucx, READY_INBOX, &ucx->inbox, &inbox_fd));
+    FL_TRY(open_worker(ucx, READY_OUTBOX, &ucx->outbox, &ucx->outbox_fd));
+    return set_handlers(ucx);
 }
 
 /* The worker's address with the process's number in front. */
@@ -1498,7 +1595,7 @@ static fl_status set_worker_address(struct ucx *ucx)
 {
     ucp_address_t *address = NULL;
     size_t size = 0;
-    const ucs_status_t error = ucp_worker_get_address(ucx->worker, &address, &size);
+    const ucs_status_t error = ucp_worker_get_address(ucx->inbox, &address, &size);
     if (error != UCS_OK) {
         return FL_FAIL(FL_INTERNAL, "UCX worker has no address: %s", ucs_status_string(error));
     }
@@ -1515,7 +1612,7 @@ static fl_status set_worker_address(struct ucx *ucx)
         memcpy(ucx->worker_address.bytes + BLOB_PROCESS_SIZE, address, size);
         ucx->address = ucx->worker_address;
     }
-    ucp_worker_release_address(ucx->worker, address);
+    ucp_worker_release_address(ucx->inbox, address);
     return status;
 }
 
@@ -1534,7 +1631,7 @@ static fl_status open_door(struct ucx *ucx, const struct transport_ucx_config *c
         .events = {.ctx = ucx, .admitted = on_admitted, .gone = on_gone},
     };
     FL_TRY(door_open(&door, &ucx->door));
-    struct epoll_event event = {.events = EPOLLIN};
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = READY_DOOR};
     if (epoll_ctl(ucx->fd, EPOLL_CTL_ADD, door_fd(ucx->door), &event) != 0) {
         return FL_FAIL(FL_INTERNAL, "cannot wait for the listener on %s", config->listen);
     }
@@ -1569,7 +1666,7 @@ static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *co
         }
     }
     FL_TRY(open_context(ucx, device));
-    FL_TRY(open_worker(ucx));
+    FL_TRY(open_workers(ucx));
     FL_TRY(set_worker_address(ucx));
     return config->listen != NULL ? open_door(ucx, config, sockets, count) : FL_OK;
 }
@@ -1583,6 +1680,8 @@ fl_status transport_ucx_open(const struct transport_ucx_config *config, struct t
     ucx->transport.ops = &ucx_ops;
     ucx->next_look_ns = UINT64_MAX;
     ucx->fd = -1;
+    ucx->timer = -1;
+    ucx->tcp_only = is_tcp_only();
     list_init(&ucx->done);
     fl_random_bytes(&ucx->process, sizeof(ucx->process));
     keep_quiet(ucx);
