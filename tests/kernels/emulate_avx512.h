@@ -1,7 +1,7 @@
 /* emulate_avx512.h - AVX-512 intrinsics on a CPU with AVX2, through SIMDe.
  *
  * Forced in front of kernels/cpu_avx512.c when the tests compile it a second
- * time.  Below are the few that SIMDe 0.7.4 lacks.
+ * time.  Below are the few that SIMDe 0.7.2 or 0.7.4 lack.
  */
 #ifndef TESTS_KERNELS_EMULATE_AVX512_H
 #define TESTS_KERNELS_EMULATE_AVX512_H
@@ -11,7 +11,6 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpedantic"
 #include <simde/x86/avx512.h>
-#include <simde/x86/f16c.h>
 #pragma GCC diagnostic pop
 #include <math.h>
 #include <string.h>
@@ -133,8 +132,25 @@ static inline int32_t emulate_reduce_add_epi32(__m512i a)
     return sum;
 }
 
+/* Four products of an unsigned and a signed byte, added to each lane. */
+static inline __m512i emulate_dpbusd_epi32(__m512i sum, __m512i a, __m512i b)
+{
+    uint8_t left[64];
+    int8_t right[64];
+    int32_t lanes[16];
+    memcpy(left, &a, sizeof(left));
+    memcpy(right, &b, sizeof(right));
+    _mm512_storeu_si512(lanes, sum);
+    for (int i = 0; i < 64; i++) {
+        lanes[i / 4] += left[i] * right[i];
+    }
+    return _mm512_loadu_si512(lanes);
+}
+
 #undef _mm512_madd_epi16 /* SIMDe's own alias takes four arguments */
-#define _mm512_madd_epi16(a, b)            simde_mm512_madd_epi16(a, b)
+#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+#undef _mm512_dpbusd_epi32
+#define _mm512_dpbusd_epi32(sum, a, b)     emulate_dpbusd_epi32(sum, a, b)
 #define _mm512_cvtph_ps(a)                 emulate_cvtph_ps(a)
 #define _mm512_maskz_loadu_ps(mask, at)    emulate_maskz_loadu_ps(mask, at)
 #define _mm512_mask_storeu_ps(at, mask, a) emulate_mask_storeu_ps(at, mask, a)
