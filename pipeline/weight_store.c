@@ -33,35 +33,10 @@ struct weight_store {
     struct stored_piece *pieces;
 };
 
-static bool is_vector(enum fl_tensor_role role)
-{
-    switch (role) {
-    case FL_ROLE_TOKEN_EMBD:
-    case FL_ROLE_OUTPUT:
-    case FL_ROLE_ATTN_Q:
-    case FL_ROLE_ATTN_K:
-    case FL_ROLE_ATTN_V:
-    case FL_ROLE_ATTN_OUTPUT:
-    case FL_ROLE_FFN_GATE:
-    case FL_ROLE_FFN_UP:
-    case FL_ROLE_FFN_DOWN: return false;
-    case FL_ROLE_OUTPUT_NORM:
-    case FL_ROLE_ROPE_FACTORS:
-    case FL_ROLE_ROPE_FACTORS_LONG:
-    case FL_ROLE_ATTN_NORM:
-    case FL_ROLE_ATTN_Q_NORM:
-    case FL_ROLE_ATTN_K_NORM:
-    case FL_ROLE_ATTN_POST_NORM:
-    case FL_ROLE_FFN_NORM:
-    case FL_ROLE_FFN_POST_NORM: break;
-    }
-    return true;
-}
-
 /* Bytes of a tensor in memory, whole cache lines. */
 static uint64_t tensor_memory(const struct fl_tensor_ref *tensor)
 {
-    const uint64_t size = is_vector(tensor->role)
+    const uint64_t size = fl_tensor_role_is_vector(tensor->role)
                               ? (uint64_t)tensor->columns * sizeof(float)
                               : matrix_packed_size(tensor->dtype, tensor->rows, tensor->columns);
     return (size + MATRIX_ALIGNMENT - 1) / MATRIX_ALIGNMENT * MATRIX_ALIGNMENT;
@@ -104,7 +79,7 @@ static void place_piece(struct stored_piece *stored, const struct fl_piece *piec
         const struct fl_tensor_ref *tensor = &piece->tensors[i];
         stored->data[i] = *next;
         *next += tensor_memory(tensor);
-        if (is_vector(tensor->role)) {
+        if (fl_tensor_role_is_vector(tensor->role)) {
             stored->weights.vector[tensor->role] = (const float *)(const void *)stored->data[i];
         } else {
             stored->weights.matrix[tensor->role] = (struct matrix){
@@ -208,7 +183,7 @@ void weight_store_put(struct weight_store *store, uint32_t piece, uint32_t tenso
     FL_ASSERT(!atomic_load_explicit(&store->pieces[piece].published, memory_order_relaxed));
 
     unsigned char *data = store->pieces[piece].data[tensor];
-    if (is_vector(ref->role)) {
+    if (fl_tensor_role_is_vector(ref->role)) {
         matrix_dequantize_row(ref->dtype, raw, ref->columns, (float *)(void *)data);
     } else {
         matrix_pack_rows(ref->dtype, ref->columns, raw, row_first, row_count, data);

@@ -53,9 +53,9 @@ static enum presence presence_of(const struct fl_model_shape *shape, uint32_t ro
     return shape->architecture == FL_ARCHITECTURE_GEMMA3 ? roles[role].gemma3 : roles[role].llama;
 }
 
-static bool is_vector(uint32_t role)
+bool fl_tensor_role_is_vector(enum fl_tensor_role role)
 {
-    switch ((enum fl_tensor_role)role) {
+    switch (role) {
     case FL_ROLE_OUTPUT_NORM:
     case FL_ROLE_ROPE_FACTORS:
     case FL_ROLE_ROPE_FACTORS_LONG:
@@ -284,10 +284,10 @@ static fl_status check_tensor(const struct fl_manifest *manifest, const struct f
                        manifest->name, name.text, tensor->rows, tensor->columns, rows, columns);
     }
     if (!fl_dtype_known(tensor->dtype) ||
-        (is_vector(tensor->role) && tensor->dtype != FL_DTYPE_F32)) {
+        (fl_tensor_role_is_vector(tensor->role) && tensor->dtype != FL_DTYPE_F32)) {
         return FL_FAIL(FL_UNSUPPORTED, "model %s: %s has type %s; %s", manifest->name, name.text,
                        fl_dtype_name(tensor->dtype),
-                       is_vector(tensor->role)
+                       fl_tensor_role_is_vector(tensor->role)
                            ? "norms and factors must be F32"
                            : "supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
                              "Q5_K and Q6_K");

@@ -142,6 +142,9 @@ struct fl_manifest {
 /* GGUF's name of a role, without "blk.N." and ".weight"; "unknown" for a number this build lacks. */
 const char *fl_tensor_role_name(enum fl_tensor_role role);
 
+/* True for what is one row of F32, false for matrices of any type. */
+bool fl_tensor_role_is_vector(enum fl_tensor_role role);
+
 /* Rows and columns a tensor must have in `layer` (0 for EMBED and HEAD), by a checked shape. */
 void fl_tensor_dimensions(const struct fl_model_shape *shape, enum fl_tensor_role role,
                           uint32_t layer, uint32_t *out_rows, uint32_t *out_columns);

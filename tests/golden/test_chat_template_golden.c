@@ -5,6 +5,7 @@
 
 #include "tests/harness.h"
 #include "tests/support/jsonl.h"
+#include "tests/support/temp_folder.h"
 
 enum { TEXT_MAX = 1 << 14, MESSAGES_MAX = 16, IDS_MAX = 4096 };
 
@@ -59,20 +60,10 @@ struct fixture {
 static void fixture_open(struct fixture *f)
 {
     static const char name[] = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    char path[1024];
-    const char *folder = getenv("FIRSTLIGHT_MODELS");
-    const char *home = getenv("HOME");
-    if (folder != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", folder, name);
-    } else {
-        snprintf(path, sizeof(path), "%s/.cache/firstlight/models/%s", home == NULL ? "" : home,
-                 name);
-    }
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
+    char path[TEMP_PATH_MAX];
+    if (!real_model_path(name, path)) {
         TEST_SKIP(path);
     }
-    fclose(file);
     CHECK_EQ(gguf_open(path, &f->gguf), FL_OK);
     CHECK_EQ(tokenizer_open(f->gguf, &f->tokenizer), FL_OK);
     CHECK_EQ(chat_template_open(f->gguf, tokenizer_vocabulary(f->tokenizer), NULL, &f->chat),

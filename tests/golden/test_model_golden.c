@@ -10,6 +10,7 @@
 #include "tests/harness.h"
 #include "tests/support/jsonl.h"
 #include "tests/support/stage_chain.h"
+#include "tests/support/temp_folder.h"
 
 enum {
     RECORDS_MAX = 32,
@@ -220,8 +221,8 @@ static struct stage_chain_request answers[RECORDS_MAX];
 
 static void answer_all(bool activations_f32)
 {
-    const char *path = stage_chain_model(golden.model);
-    if (path == NULL) {
+    char path[TEMP_PATH_MAX];
+    if (!real_model_path(golden.model, path)) {
         TEST_SKIP("the model is not here; cluster/models fetches it");
     }
     read_golden(&golden);

@@ -6,26 +6,17 @@
 #include "coordinator/text_stream.h"
 #include "tests/harness.h"
 #include "tests/support/jsonl.h"
+#include "tests/support/temp_folder.h"
 
 enum { TEXT_MAX = 1 << 16, IDS_MAX = 1 << 14 };
 
 static struct gguf *open_model(const char *name)
 {
-    char path[1024];
-    const char *folder = getenv("FIRSTLIGHT_MODELS");
-    const char *home = getenv("HOME");
-    if (folder != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", folder, name);
-    } else {
-        snprintf(path, sizeof(path), "%s/.cache/firstlight/models/%s", home == NULL ? "" : home,
-                 name);
-    }
+    char path[TEMP_PATH_MAX];
     struct gguf *gguf = NULL;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
+    if (!real_model_path(name, path)) {
         TEST_SKIP(path);
     }
-    fclose(file);
     CHECK_EQ(gguf_open(path, &gguf), FL_OK);
     return gguf;
 }

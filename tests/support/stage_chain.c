@@ -53,20 +53,6 @@ struct stage_chain {
     uint64_t embed_calls;
 };
 
-const char *stage_chain_model(const char *file_name)
-{
-    static char path[4096];
-    const char *folder = getenv("FIRSTLIGHT_MODELS");
-    const char *home = getenv("HOME");
-    if (folder != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", folder, file_name);
-    } else {
-        snprintf(path, sizeof(path), "%s/.cache/firstlight/models/%s", home != NULL ? home : "",
-                 file_name);
-    }
-    return access(path, R_OK) == 0 ? path : NULL;
-}
-
 /* ---- files ---- */
 
 static fl_status read_range(const struct stage_chain *chain, uint32_t file, uint64_t offset,

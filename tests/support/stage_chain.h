@@ -106,7 +106,4 @@ FL_MUST_CHECK fl_status stage_chain_answer(struct stage_chain *chain,
 /* The largest number of rows that waited for credit on any link, and messages sent on links. */
 uint32_t stage_chain_rows_waiting_peak(const struct stage_chain *chain);
 
-/* Path of a real model, or NULL when it is not there ($FIRSTLIGHT_MODELS, ~/.cache/..).  Static. */
-const char *stage_chain_model(const char *file_name);
-
 #endif
