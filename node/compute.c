@@ -309,7 +309,7 @@ static void take_order(struct compute *compute, uint32_t kind, void *record)
         admit->tokens = (uint32_t *)(admit + 1);
         entry = find(compute, admit->plan_id);
         if (entry != NULL && !entry->broken) {
-            const fl_status status = stage_admit(entry->stage, admit);
+            const fl_status status = stage_admit(entry->stage, admit, 0);
             if (status != FL_OK) {
                 request_fail(compute, entry, admit->request_id, status);
             }
@@ -330,7 +330,7 @@ static void take_order(struct compute *compute, uint32_t kind, void *record)
         return;
     case COMPUTE_TOKEN:
         entry = find(compute, ((struct fl_token *)record)->plan_id);
-        if (entry != NULL && !entry->broken && stage_take_token(entry->stage, record) != FL_OK) {
+        if (entry != NULL && !entry->broken && stage_take_token(entry->stage, record, 0) != FL_OK) {
             request_fail(compute, entry, ((struct fl_token *)record)->request_id, FL_PROTOCOL);
         }
         return;
@@ -380,7 +380,7 @@ static bool take_rows(struct compute *compute, struct compute_plan *entry)
          entry->rows != NULL && !entry->broken &&
          (header = mailbox_front(entry->rows, &kind, &size)) != NULL;) {
         const fl_status status =
-            stage_take_activations(entry->stage, header, (const float *)(header + 1));
+            stage_take_activations(entry->stage, header, (const float *)(header + 1), 0);
         mailbox_pop(entry->rows);
         busy = true;
         if (status != FL_OK) {

@@ -18,9 +18,11 @@ struct wanted_row {
 struct embedding_reader {
     struct embedding_reader_config config;
     const struct fl_tensor_ref *table; /* [V, D] */
+    uint32_t piece;                    /* that it is of */
     size_t row_size;                   /* in the file */
     _Atomic int state;
     fl_status failure;
+    uint64_t ready_ns; /* when the rows were there */
 
     uint32_t count;
     uint32_t *ids; /* [rows_max], as asked for */
@@ -28,6 +30,9 @@ struct embedding_reader {
 
     /* The loader's part. */
     bool started;
+    uint64_t begun_ns;
+    uint32_t read_count; /* rows read, each once */
+    enum fl_source source;
     struct wanted_row *sorted; /* [rows_max], by id */
     uint32_t done;             /* of sorted */
     bool fetching;
@@ -37,12 +42,14 @@ struct embedding_reader {
     unsigned char *raw;      /* [row_size] */
 };
 
-static const struct fl_tensor_ref *find_table(const struct fl_manifest *manifest)
+static const struct fl_tensor_ref *find_table(const struct fl_manifest *manifest,
+                                              uint32_t *out_piece)
 {
     for (uint32_t i = 0; i < manifest->piece_count; i++) {
         const struct fl_piece *piece = &manifest->pieces[i];
         for (uint32_t t = 0; piece->kind == FL_PIECE_EMBED && t < piece->tensor_count; t++) {
             if (piece->tensors[t].role == FL_ROLE_TOKEN_EMBD) {
+                *out_piece = i;
                 return &piece->tensors[t];
             }
         }
@@ -53,7 +60,8 @@ static const struct fl_tensor_ref *find_table(const struct fl_manifest *manifest
 fl_status embedding_reader_open(const struct embedding_reader_config *config,
                                 struct embedding_reader **out)
 {
-    const struct fl_tensor_ref *table = find_table(config->manifest);
+    uint32_t piece = 0;
+    const struct fl_tensor_ref *table = find_table(config->manifest, &piece);
     if (table == NULL) {
         return FL_FAIL(FL_INVALID, "plan of model %s: a first stage without an embedding",
                        config->manifest->name);
@@ -65,6 +73,7 @@ fl_status embedding_reader_open(const struct embedding_reader_config *config,
     const size_t rows = config->rows_max;
     reader->config = *config;
     reader->table = table;
+    reader->piece = piece;
     reader->row_size = (size_t)(table->size / table->rows);
     atomic_init(&reader->state, IDLE);
     reader->ids = calloc(rows, sizeof(reader->ids[0]));
@@ -94,7 +103,8 @@ void embedding_reader_close(struct embedding_reader *reader)
     }
 }
 
-fl_status embedding_reader_read(void *ctx, const uint32_t *ids, uint32_t count, float *out)
+fl_status embedding_reader_read(void *ctx, const uint32_t *ids, uint32_t count, float *out,
+                                uint64_t *out_ready_ns)
 {
     struct embedding_reader *reader = ctx;
     FL_ASSERT(count >= 1 && count <= reader->config.rows_max);
@@ -111,6 +121,7 @@ fl_status embedding_reader_read(void *ctx, const uint32_t *ids, uint32_t count, 
     }
     if (state == READY && same) {
         memcpy(out, reader->rows, (size_t)count * reader->table->columns * sizeof(float));
+        *out_ready_ns = reader->ready_ns;
         atomic_store_explicit(&reader->state, IDLE, memory_order_relaxed);
         return FL_OK;
     }
@@ -135,13 +146,16 @@ static int by_id(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-static void start(struct embedding_reader *reader)
+static void start(struct embedding_reader *reader, uint64_t now)
 {
     for (uint32_t i = 0; i < reader->count; i++) {
         reader->sorted[i] = (struct wanted_row){.id = reader->ids[i], .index = i};
     }
     qsort(reader->sorted, reader->count, sizeof(reader->sorted[0]), by_id);
     reader->done = 0;
+    reader->read_count = 0;
+    reader->source = FL_SOURCE_WIRE;
+    reader->begun_ns = now;
     reader->started = true;
 }
 
@@ -164,6 +178,7 @@ static void take_row(struct embedding_reader *reader, const unsigned char *raw)
     const size_t columns = reader->table->columns;
     const struct wanted_row first = reader->sorted[reader->done];
     float *row = reader->rows + first.index * columns;
+    reader->read_count++;
     matrix_dequantize_row(reader->table->dtype, raw, reader->table->columns, row);
     while (++reader->done < reader->count && reader->sorted[reader->done].id == first.id) {
         memcpy(reader->rows + reader->sorted[reader->done].index * columns, row,
@@ -179,6 +194,12 @@ static uint64_t row_offset(const struct embedding_reader *reader, uint32_t id)
 static fl_status read_rows(struct embedding_reader *reader, const struct model_storage *storage,
                            struct model_copy *copy)
 {
+    uint64_t resident = 0;
+    if (storage->resident != NULL) { /* the first row speaks for all */
+        (void)storage->resident(copy, reader->table->file, row_offset(reader, reader->sorted[0].id),
+                                reader->row_size, &resident);
+    }
+    reader->source = 2 * resident > reader->row_size ? FL_SOURCE_PAGE_CACHE : FL_SOURCE_DISK;
     while (reader->done < reader->count) {
         const uint32_t id = reader->sorted[reader->done].id;
         FL_TRY(storage->read(copy, reader->table->file, row_offset(reader, id), reader->raw,
@@ -241,19 +262,31 @@ static fl_status fetch_rows(struct embedding_reader *reader)
 }
 
 fl_status embedding_reader_step(struct embedding_reader *reader,
-                                const struct model_storage *storage, struct model_copy *copy)
+                                const struct model_storage *storage, struct model_copy *copy,
+                                const struct fl_clock *clock, struct fl_span *out_span)
 {
     /* Pairs with the release in embedding_reader_read(). */
     if (atomic_load_explicit(&reader->state, memory_order_acquire) != WANTED) {
         return FL_AGAIN;
     }
     if (!reader->started) {
-        start(reader);
+        start(reader, fl_clock_now(clock));
     }
     const fl_status status = copy != NULL ? read_rows(reader, storage, copy) : fetch_rows(reader);
     if (status == FL_AGAIN) {
         return FL_AGAIN;
     }
+    reader->ready_ns = fl_clock_now(clock);
+    *out_span = (struct fl_span){
+        .start_ns = reader->begun_ns,
+        .end_ns = reader->ready_ns,
+        .busy_ns = reader->ready_ns - reader->begun_ns,
+        .bytes = (uint64_t)reader->read_count * reader->row_size,
+        .piece = reader->piece,
+        .rows = reader->count,
+        .phase = FL_PHASE_EMBED,
+        .source = reader->source,
+    };
     finish(reader, status == FL_OK ? READY : FAILED, status);
     return FL_OK;
 }

@@ -18,8 +18,10 @@
 #include "node/fetch_queue.h"
 #include "node/model_storage.h"
 #include "node/wake.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/model_shape.h"
+#include "proto/span.h"
 
 struct embedding_reader;
 
@@ -37,13 +39,16 @@ FL_MUST_CHECK fl_status embedding_reader_open(const struct embedding_reader_conf
 void embedding_reader_close(struct embedding_reader *reader);
 
 /* As embedding_source.read() of pipeline/stage.h; `ctx` is the reader. */
-fl_status embedding_reader_read(void *ctx, const uint32_t *ids, uint32_t count, float *out);
+fl_status embedding_reader_read(void *ctx, const uint32_t *ids, uint32_t count, float *out,
+                                uint64_t *out_ready_ns);
 
-/* Go on with the request, if there is one; `copy` NULL: over the wire.  FL_OK when something was
- * done, FL_AGAIN when there is nothing to do now. */
+/* Go on with the request, if there is one; `copy` NULL: over the wire.  FL_OK when one was answered:
+ * out_span says how long it took and where the bytes came from.  FL_AGAIN when there is nothing to
+ * do now. */
 FL_MUST_CHECK fl_status embedding_reader_step(struct embedding_reader *reader,
                                               const struct model_storage *storage,
-                                              struct model_copy *copy);
+                                              struct model_copy *copy, const struct fl_clock *clock,
+                                              struct fl_span *out_span);
 
 /* Loading is over, well or not: give up what is under way.  Later requests fail with `status`. */
 void embedding_reader_stop(struct embedding_reader *reader, fl_status status);

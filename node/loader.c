@@ -50,6 +50,10 @@ static void job_release(struct loader *loader, uint32_t index, fl_status status)
     loader->job_count--;
     memmove(&loader->jobs[index], &loader->jobs[index + 1],
             (loader->job_count - index) * sizeof(loader->jobs[0]));
+    if (index == 0 && loader->job_count > 0 && loader->jobs[0]->stream != NULL) {
+        /* Its turn; so far it has waited for the one before. */
+        loader->jobs[0]->away_ns = fl_clock_now(&loader->config.clock) - loader->jobs[0]->piece_ns;
+    }
     /* Pairs with the acquire in loader_released(). */
     atomic_store_explicit(&job->released, 1, memory_order_release);
     wake_signal(loader->config.compute_wake);
@@ -145,10 +149,20 @@ static void add_progress(struct loader *loader, struct node_plan *plan, uint64_t
     wake_signal(loader->config.compute_wake);
 }
 
+/* What the stream has measured so far; it orders nothing. */
+static void note_resident(const struct loader_job *job)
+{
+    uint64_t bytes = 0;
+    const bool known = piece_stream_resident(job->stream, &bytes);
+    atomic_store_explicit(&job->plan->resident_before, bytes, memory_order_relaxed);
+    atomic_store_explicit(&job->plan->resident_unknown, known ? 0 : 1, memory_order_relaxed);
+}
+
 static fl_status job_begin(struct loader *loader, struct loader_job *job)
 {
     const struct fl_manifest *manifest = &job->plan->plan.manifest;
     job->begin_ns = fl_clock_now(&loader->config.clock);
+    job->piece_ns = job->begin_ns;
     job->order = calloc(manifest->piece_count + 1, sizeof(job->order[0]));
     if (job->order == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "model %s: no memory to load it", manifest->name);
@@ -169,8 +183,16 @@ static fl_status job_begin(struct loader *loader, struct loader_job *job)
         .storage = loader->config.storage,
         .cache = loader->config.cache,
         .fetches = loader->config.fetches,
+        .clock = loader->config.clock,
     };
-    return piece_stream_open(&config, &job->stream);
+    FL_TRY(piece_stream_open(&config, &job->stream));
+    if (loader->config.meter != NULL) {
+        job->medium_bytes = loader->config.meter->medium_bytes();
+        atomic_store_explicit(&job->plan->mhz_before, loader->config.meter->mhz(),
+                              memory_order_relaxed);
+    }
+    note_resident(job);
+    return FL_OK;
 }
 
 /* Put what is staged of the current piece, as far as it makes whole row groups. */
@@ -214,6 +236,49 @@ static void say_loaded(struct loader *loader, const struct loader_job *job)
            atomic_load_explicit(&plan->bytes_fetched, memory_order_relaxed));
 }
 
+static enum fl_source source_of(const struct piece_chunk *chunk, uint64_t size)
+{
+    switch (chunk->source) {
+    case PIECE_SOURCE_FILE:
+        return 2 * chunk->resident > size ? FL_SOURCE_PAGE_CACHE : FL_SOURCE_DISK;
+    case PIECE_SOURCE_CACHE: return FL_SOURCE_SHARD_CACHE;
+    case PIECE_SOURCE_WIRE: break;
+    }
+    return FL_SOURCE_WIRE;
+}
+
+/* The piece is there: its spans, and a new interval. */
+static void record_piece(struct loader *loader, struct loader_job *job,
+                         const struct piece_chunk *chunk, uint64_t now)
+{
+    const uint64_t size = fl_piece_size(&job->plan->plan.manifest.pieces[chunk->piece]);
+    const uint64_t other_ns = job->verify_ns + job->repack_ns + job->away_ns;
+    const uint64_t whole_ns = now - job->piece_ns;
+    struct fl_span span = {
+        .start_ns = job->piece_ns,
+        .end_ns = now,
+        .busy_ns = whole_ns > other_ns ? whole_ns - other_ns : 0,
+        .plan_id = job->plan->plan.plan_id,
+        .bytes = size,
+        .piece = chunk->piece,
+        .phase = FL_PHASE_READ,
+        .source = source_of(chunk, size),
+    };
+    fl_span_ring_put(loader->config.spans, &span);
+    if (job->verify_ns > 0) {
+        span.phase = FL_PHASE_VERIFY;
+        span.busy_ns = job->verify_ns;
+        fl_span_ring_put(loader->config.spans, &span);
+    }
+    span.phase = FL_PHASE_REPACK;
+    span.busy_ns = job->repack_ns;
+    fl_span_ring_put(loader->config.spans, &span);
+    job->piece_ns = now;
+    job->verify_ns = 0;
+    job->repack_ns = 0;
+    job->away_ns = 0;
+}
+
 /* FL_END when everything is loaded. */
 static fl_status job_step(struct loader *loader, struct loader_job *job)
 {
@@ -227,14 +292,55 @@ static fl_status job_step(struct loader *loader, struct loader_job *job)
         job->row = 0;
     }
     job->staged += chunk.size;
+    job->verify_ns += chunk.verify_ns;
+    const uint64_t begun_ns = fl_clock_now(&loader->config.clock);
     put_staged(loader, job, chunk.piece);
+    const uint64_t now = fl_clock_now(&loader->config.clock);
+    job->repack_ns += now - begun_ns;
+    note_resident(job);
     if (chunk.last) {
         FL_ASSERT(job->staged == 0);
-        weight_store_publish(job->weights, chunk.piece);
+        record_piece(loader, job, &chunk, now);
+        weight_store_publish(job->weights, chunk.piece, now);
         add_progress(loader, job->plan,
                      fl_piece_size(&job->plan->plan.manifest.pieces[chunk.piece]), chunk.source);
     }
     return FL_OK;
+}
+
+/* All is loaded: look at the page cache once more, a piece a step.  FL_END when that is done. */
+static fl_status job_end(struct loader *loader, struct loader_job *job)
+{
+    if (!job->is_loaded) {
+        job->is_loaded = true;
+        say_loaded(loader, job);
+    }
+    uint64_t bytes = 0;
+    if (job->after < job->order_count && !job->after_unknown) {
+        job->after_unknown = !piece_stream_resident_now(job->stream, job->after++, &bytes);
+        job->resident_after += bytes;
+        return FL_OK;
+    }
+    struct node_plan *plan = job->plan;
+    atomic_store_explicit(&plan->resident_after, job->resident_after, memory_order_relaxed);
+    if (job->after_unknown) {
+        atomic_store_explicit(&plan->resident_unknown, 1, memory_order_relaxed);
+    }
+    if (loader->config.meter != NULL) {
+        atomic_store_explicit(&plan->medium_bytes,
+                              loader->config.meter->medium_bytes() - job->medium_bytes,
+                              memory_order_relaxed);
+        atomic_store_explicit(&plan->mhz_after, loader->config.meter->mhz(), memory_order_relaxed);
+    }
+    return FL_END;
+}
+
+/* Time that the loader spent on another plan, or on rows of this one, is not reading. */
+static void add_away(struct loader *loader, uint64_t spent_ns)
+{
+    for (uint32_t i = 0; i < loader->job_count; i++) {
+        loader->jobs[i]->away_ns += spent_ns;
+    }
 }
 
 static void job_fail(struct loader *loader, uint32_t index, fl_status status)
@@ -247,6 +353,21 @@ static void job_fail(struct loader *loader, uint32_t index, fl_status status)
     weight_store_fail(job->weights, status);
     job_release(loader, index, status);
     wake_signal(loader->config.wire_wake);
+}
+
+/* Rows that a prompt waits for; false when there is nothing to be done for them now. */
+static bool serve_rows(struct loader *loader, const struct loader_job *job)
+{
+    struct fl_span span;
+    const uint64_t begun_ns = fl_clock_now(&loader->config.clock);
+    if (embedding_reader_step(job->embed, loader->config.storage, piece_stream_copy(job->stream),
+                              &loader->config.clock, &span) != FL_OK) {
+        return false;
+    }
+    span.plan_id = job->plan->plan.plan_id;
+    fl_span_ring_put(loader->config.spans, &span);
+    add_away(loader, span.end_ns - begun_ns);
+    return true;
 }
 
 /* What comes before any piece: ends of jobs, new jobs, rows that a prompt waits for. */
@@ -265,8 +386,7 @@ static bool serve_jobs(struct loader *loader)
             }
             return true;
         }
-        if (job->embed != NULL && embedding_reader_step(job->embed, loader->config.storage,
-                                                        piece_stream_copy(job->stream)) == FL_OK) {
+        if (job->embed != NULL && serve_rows(loader, job)) {
             return true;
         }
     }
@@ -286,9 +406,12 @@ fl_status loader_step(struct loader *loader)
         return loader->config.cache != NULL && shard_cache_commit(loader->config.cache) ? FL_OK
                                                                                         : FL_AGAIN;
     }
-    const fl_status status = job_step(loader, loader->jobs[0]);
+    struct loader_job *job = loader->jobs[0];
+    fl_status status = job->is_loaded ? FL_END : job_step(loader, job);
     if (status == FL_END) {
-        say_loaded(loader, loader->jobs[0]);
+        status = job_end(loader, job);
+    }
+    if (status == FL_END) {
         job_release(loader, 0, FL_CANCELLED);
         return FL_OK;
     }

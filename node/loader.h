@@ -8,6 +8,11 @@
  * its table is there.  When nothing is left to load, fetched pieces are synced
  * into the shard cache.
  *
+ * For the timeline a plan's loading is cut into pieces without gaps: one begins
+ * when the one before it was published, the first with the job.  What of the
+ * interval was checksums and repacking is recorded apart; the rest, waiting for
+ * a slow wire included, is reading.
+ *
  * Thread:  step() from the loader thread; submit(), abandon(), released() from the compute
  *          thread; open() and close() while neither runs.
  * Memory:  open() allocates; a job borrows what it names until it is released.
@@ -21,6 +26,7 @@
 
 #include "node/embedding_reader.h"
 #include "node/fetch_queue.h"
+#include "node/host_meter.h"
 #include "node/model_storage.h"
 #include "node/node_plan.h"
 #include "node/shard_cache.h"
@@ -28,6 +34,7 @@
 #include "pipeline/weight_store.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/span_ring.h"
 
 struct loader;
 struct piece_stream;
@@ -40,6 +47,8 @@ struct loader_config {
     struct wake *loader_wake;
     struct wake *compute_wake;
     struct wake *wire_wake;
+    struct fl_span_ring *spans;     /* NULL: nothing is recorded */
+    const struct host_meter *meter; /* NULL: none */
 };
 
 struct loader_job {
@@ -58,6 +67,15 @@ struct loader_job {
     uint32_t row;      /* and its next row */
     size_t staged;     /* bytes waiting in the staging buffer */
     uint64_t begin_ns; /* when it was begun */
+    uint64_t piece_ns; /* when the current piece was, and of the time since: */
+    uint64_t verify_ns;
+    uint64_t repack_ns;
+    uint64_t away_ns;      /* spent on embedding rows and other plans */
+    uint64_t medium_bytes; /* of the process, at the beginning */
+    bool is_loaded;
+    uint32_t after; /* pieces whose residency was measured again, of order */
+    uint64_t resident_after;
+    bool after_unknown;
 };
 
 FL_MUST_CHECK fl_status loader_open(const struct loader_config *config, struct loader **out);

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "node/residency.h"
 #include "pipeline/model_identity.h"
 #include "proto/base/log.h"
 
@@ -183,6 +184,13 @@ static void copy_will_need(struct model_copy *copy, uint32_t file, uint64_t offs
     (void)posix_fadvise(copy->files[file].fd, (off_t)offset, (off_t)size, POSIX_FADV_WILLNEED);
 }
 
+static bool copy_resident(struct model_copy *copy, uint32_t file, uint64_t offset, uint64_t size,
+                          uint64_t *out_bytes)
+{
+    FL_ASSERT(file < copy->file_count);
+    return residency_measure(copy->files[file].fd, offset, size, out_bytes);
+}
+
 struct model_storage model_folder_storage(struct model_folder *folder)
 {
     return (struct model_storage){
@@ -190,6 +198,7 @@ struct model_storage model_folder_storage(struct model_folder *folder)
         .open = folder_open,
         .read = copy_read,
         .will_need = copy_will_need,
+        .resident = copy_resident,
         .close = copy_close,
     };
 }

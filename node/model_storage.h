@@ -10,6 +10,7 @@
 #ifndef NODE_MODEL_STORAGE_H
 #define NODE_MODEL_STORAGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,6 +32,10 @@ struct model_storage {
 
     /* These bytes are wanted soon; only a hint. */
     void (*will_need)(struct model_copy *copy, uint32_t file, uint64_t offset, size_t size);
+
+    /* Bytes of a range that are in memory already; false: not known.  NULL: never known. */
+    bool (*resident)(struct model_copy *copy, uint32_t file, uint64_t offset, uint64_t size,
+                     uint64_t *out_bytes);
 
     void (*close)(struct model_copy *copy);
 };

@@ -37,6 +37,7 @@ fl_status node_plan_make(const struct fl_plan *plan, struct node_plan **out)
     copy->plan.manifest.pieces = memcpy(pieces, plan->manifest.pieces, pieces_size);
     copy->pieces_total = plan->manifest.piece_count;
     copy->bytes_total = bytes_to_load(&copy->plan.manifest);
+    atomic_init(&copy->resident_unknown, 1);
     *out = copy;
     return FL_OK;
 }

@@ -31,6 +31,14 @@ struct node_plan {
     uint32_t pieces_total; /* constant, as bytes_total is */
     uint64_t bytes_total;
 
+    /* Loader: how the shard was read; the first two and mhz_before early, the rest at the end. */
+    _Atomic int resident_unknown; /* of a piece at least; 1 until one was measured */
+    _Atomic uint64_t resident_before;
+    _Atomic uint64_t resident_after;
+    _Atomic uint64_t medium_bytes;
+    _Atomic uint32_t mhz_before;
+    _Atomic uint32_t mhz_after;
+
     /* Whoever fails first: compute or loader.  The text is written before `failed` is. */
     _Atomic int failure_taken;
     _Atomic int failed; /* fl_status */

@@ -11,6 +11,9 @@ struct place {
     uint32_t chunk;
 };
 
+/* Read-ahead of the kernel and of will_need() brings in what comes after a chunk. */
+static const uint64_t measure_ahead_size = 4 << 20;
+
 /* One chunk on the wire. */
 struct flight {
     struct place place;
@@ -30,6 +33,12 @@ struct piece_stream {
     struct shard_entry *entry;               /* of the current piece, when it is cached */
     struct shard_writer *writer;             /* of the current piece, when it is fetched */
     bool *cached;                            /* [order_count] */
+    bool *measured;                          /* [order_count] */
+    uint64_t *resident;                      /* [order_count]: bytes that were in the page cache */
+    uint64_t resident_all;                   /* of the measured ones */
+    bool resident_unknown;                   /* of one at least */
+    uint32_t measure_next;                   /* of the order */
+    uint64_t verify_ns;                      /* spent on the current chunk's checksum */
 };
 
 static const struct fl_piece *piece_at(const struct piece_stream *stream, uint32_t n)
@@ -80,17 +89,111 @@ static uint32_t chunk_ranges(const struct fl_piece *piece, uint32_t chunk,
     return count;
 }
 
+/* Residency ---------------------------------------------------------------------------------- */
+
+/* Bytes of a piece of the model's own files that are in the page cache now. */
+static bool file_resident(const struct piece_stream *stream, const struct fl_piece *piece,
+                          uint64_t *out_bytes)
+{
+    const struct model_storage *storage = stream->config.storage;
+    uint64_t bytes = 0;
+    for (uint32_t t = 0; t < piece->tensor_count; t++) {
+        const struct fl_tensor_ref *tensor = &piece->tensors[t];
+        uint64_t here = 0;
+        if (storage->resident == NULL ||
+            !storage->resident(stream->copy, tensor->file, tensor->offset, tensor->size, &here)) {
+            return false;
+        }
+        bytes += here;
+    }
+    *out_bytes = bytes;
+    return true;
+}
+
+static void note_resident(struct piece_stream *stream, uint32_t n, bool known, uint64_t bytes)
+{
+    if (!stream->measured[n]) {
+        stream->measured[n] = true;
+        stream->resident[n] = known ? bytes : 0;
+        stream->resident_all += stream->resident[n];
+        stream->resident_unknown = stream->resident_unknown || !known;
+    }
+}
+
+static void measure_of_file(struct piece_stream *stream, uint32_t n)
+{
+    uint64_t bytes = 0;
+    if (!stream->measured[n]) {
+        const bool known = file_resident(stream, piece_at(stream, n), &bytes);
+        note_resident(stream, n, known, bytes);
+    }
+}
+
+/* The pieces that what is read now may bring in as well. */
+static void measure_ahead(struct piece_stream *stream)
+{
+    uint64_t size = 0; /* from the end of this piece on */
+    for (uint32_t n = stream->here.n; n < stream->config.order_count && size < measure_ahead_size;
+         n++) {
+        if (n >= stream->measure_next) {
+            measure_of_file(stream, n);
+            stream->measure_next = n + 1;
+        }
+        size += n > stream->here.n ? fl_piece_size(piece_at(stream, n)) : 0;
+    }
+}
+
+/* Rows of the table are read before it is loaded: as the embedding, or as a tied head. */
+static void measure_table(struct piece_stream *stream)
+{
+    const struct fl_manifest *manifest = stream->config.manifest;
+    for (uint32_t n = 0; stream->copy != NULL && n < stream->config.order_count; n++) {
+        const enum fl_piece_kind kind = piece_at(stream, n)->kind;
+        if (kind == FL_PIECE_EMBED || (kind == FL_PIECE_HEAD && manifest->shape.tied_head)) {
+            measure_of_file(stream, n);
+        }
+    }
+}
+
+bool piece_stream_resident(const struct piece_stream *stream, uint64_t *out_bytes)
+{
+    *out_bytes = stream->resident_all;
+    return !stream->resident_unknown;
+}
+
+bool piece_stream_resident_now(struct piece_stream *stream, uint32_t n, uint64_t *out_bytes)
+{
+    if (stream->copy != NULL) {
+        return file_resident(stream, piece_at(stream, n), out_bytes);
+    }
+    struct shard_entry *entry = NULL;
+    *out_bytes = 0;
+    if (!stream->cached[n] ||
+        shard_entry_open(stream->config.cache, stream->config.manifest->identity,
+                         piece_at(stream, n), &entry) != FL_OK) {
+        return true;
+    }
+    const bool known = shard_entry_resident(entry, out_bytes);
+    shard_entry_close(entry);
+    return known;
+}
+
+/* Chunks ------------------------------------------------------------------------------------- */
+
 fl_status piece_stream_open(const struct piece_stream_config *config, struct piece_stream **out)
 {
     struct piece_stream *stream = calloc(1, sizeof(*stream));
-    bool *cached = calloc(config->order_count + 1, sizeof(*cached));
-    if (stream == NULL || cached == NULL) {
-        free(stream);
-        free(cached);
+    if (stream == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "model %s: no memory to load it", config->manifest->name);
     }
     stream->config = *config;
-    stream->cached = cached;
+    stream->cached = calloc(config->order_count + 1, sizeof(*stream->cached));
+    stream->measured = calloc(config->order_count + 1, sizeof(*stream->measured));
+    stream->resident = calloc(config->order_count + 1, sizeof(*stream->resident));
+    if (stream->cached == NULL || stream->measured == NULL || stream->resident == NULL) {
+        piece_stream_close(stream);
+        return FL_FAIL(FL_NO_MEMORY, "model %s: no memory to load it", config->manifest->name);
+    }
     const fl_status status =
         config->storage->open(config->storage->ctx, config->manifest, &stream->copy);
     if (status != FL_OK && status != FL_NOT_FOUND) {
@@ -101,11 +204,12 @@ fl_status piece_stream_open(const struct piece_stream_config *config, struct pie
         stream->use = shard_cache_use(config->cache, config->manifest->identity);
         for (uint32_t n = 0; n < config->order_count; n++) {
             struct shard_entry *entry = NULL;
-            cached[n] = shard_entry_open(config->cache, config->manifest->identity,
-                                         piece_at(stream, n), &entry) == FL_OK;
+            stream->cached[n] = shard_entry_open(config->cache, config->manifest->identity,
+                                                 piece_at(stream, n), &entry) == FL_OK;
             shard_entry_close(entry);
         }
     }
+    measure_table(stream);
     *out = stream;
     return FL_OK;
 }
@@ -132,6 +236,8 @@ void piece_stream_close(struct piece_stream *stream)
         stream->config.storage->close(stream->copy);
     }
     free(stream->cached);
+    free(stream->measured);
+    free(stream->resident);
     free(stream);
 }
 
@@ -148,6 +254,7 @@ static fl_status next_of_file(struct piece_stream *stream, const struct fl_piece
     struct fl_range ranges[FL_PIECE_TENSOR_MAX];
     uint32_t files[FL_PIECE_TENSOR_MAX];
 
+    measure_ahead(stream);
     /* Let the disk read the chunk after this one while this one is repacked. */
     struct place after = stream->here;
     step(stream, &after);
@@ -179,12 +286,20 @@ static void piece_again(struct piece_stream *stream)
 static fl_status next_of_cache(struct piece_stream *stream, const struct fl_piece *piece,
                                unsigned char *dst)
 {
-    if (stream->entry == NULL &&
-        shard_entry_open(stream->config.cache, stream->config.manifest->identity, piece,
-                         &stream->entry) != FL_OK) {
-        return FL_CORRUPT; /* evicted or damaged since */
+    if (stream->entry == NULL) {
+        uint64_t bytes = 0;
+        if (shard_entry_open(stream->config.cache, stream->config.manifest->identity, piece,
+                             &stream->entry) != FL_OK) {
+            return FL_CORRUPT; /* evicted or damaged since */
+        }
+        const bool known = shard_entry_resident(stream->entry, &bytes);
+        note_resident(stream, stream->here.n, known, bytes);
     }
-    return shard_entry_read(stream->entry, stream->here.chunk, dst);
+    FL_TRY(shard_entry_load(stream->entry, stream->here.chunk, dst));
+    const uint64_t begun_ns = fl_clock_now(&stream->config.clock);
+    const fl_status status = shard_entry_verify(stream->entry, stream->here.chunk, dst);
+    stream->verify_ns = fl_clock_now(&stream->config.clock) - begun_ns;
+    return status;
 }
 
 /* Ask for one chunk.  FL_AGAIN when no more fit under way. */
@@ -289,6 +404,7 @@ fl_status piece_stream_next(struct piece_stream *stream, void *dst, struct piece
     }
     const struct fl_piece *piece = piece_at(stream, stream->here.n);
     enum piece_source source = PIECE_SOURCE_FILE;
+    stream->verify_ns = 0;
     fl_status status = next_chunk(stream, piece, dst, &source);
     if (status == FL_CORRUPT && source == PIECE_SOURCE_CACHE) {
         piece_again(stream);
@@ -303,6 +419,8 @@ fl_status piece_stream_next(struct piece_stream *stream, void *dst, struct piece
         .size = chunk_size(piece, stream->here.chunk),
         .last = last,
         .source = source,
+        .verify_ns = stream->verify_ns,
+        .resident = stream->resident[stream->here.n],
     };
     step(stream, &stream->here);
     if (last) {

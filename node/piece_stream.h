@@ -12,6 +12,10 @@
  * A cache entry that turns out to be damaged begins its piece again, over the
  * wire: a chunk with offset 0 always starts its piece from the beginning.
  *
+ * How much of a piece was in the page cache is measured before anything of it
+ * is read, also ahead of time: of a model file some MiB before what is read now,
+ * and of the embedding's table, whose rows a prompt wants at once, first.
+ *
  * Thread:  owner (the loader thread).
  * Memory:  open() allocates, close() frees and gives up what is under way.
  */
@@ -25,6 +29,7 @@
 #include "node/fetch_queue.h"
 #include "node/model_storage.h"
 #include "node/shard_cache.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/model_shape.h"
 
@@ -37,6 +42,7 @@ struct piece_stream_config {
     const struct model_storage *storage;
     struct shard_cache *cache; /* NULL: none */
     struct fetch_queue *fetches;
+    struct fl_clock clock;
 };
 
 enum piece_source { PIECE_SOURCE_FILE, PIECE_SOURCE_CACHE, PIECE_SOURCE_WIRE };
@@ -47,6 +53,8 @@ struct piece_chunk {
     size_t size;
     bool last; /* of its piece */
     enum piece_source source;
+    uint64_t verify_ns; /* spent on its checksum */
+    uint64_t resident;  /* bytes of its piece that were in the page cache; 0 when not known */
 };
 
 /* FL_NO_MEMORY, FL_IO. */
@@ -58,6 +66,12 @@ void piece_stream_close(struct piece_stream *stream);
  * the last piece, else why it cannot be had. */
 FL_MUST_CHECK fl_status piece_stream_next(struct piece_stream *stream, void *dst,
                                           struct piece_chunk *out);
+
+/* Bytes of all pieces looked at so far that were in the page cache before they were read; false when
+ * that is not known of one of them. */
+bool piece_stream_resident(const struct piece_stream *stream, uint64_t *out_bytes);
+/* The same of the n-th piece of the order, now.  Fetched ones count as not there. */
+bool piece_stream_resident_now(struct piece_stream *stream, uint32_t n, uint64_t *out_bytes);
 
 /* The model's files on this machine, or NULL; valid until close. */
 struct model_copy *piece_stream_copy(const struct piece_stream *stream);

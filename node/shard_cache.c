@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "node/residency.h"
 #include "node/shard_eviction.h"
 #include "proto/base/log.h"
 #include "proto/checksum.h"
@@ -232,6 +233,8 @@ fl_status shard_entry_open(struct shard_cache *cache,
         shard_entry_close(entry);
         return FL_NOT_FOUND;
     }
+    /* Not a page beyond the header: how much is in the page cache is still to be measured. */
+    (void)posix_fadvise(entry->fd, 0, 0, POSIX_FADV_RANDOM);
     if (!entry_check(entry, &wanted)) {
         entry_delete(entry, "its header is damaged or another piece's");
         shard_entry_close(entry);
@@ -243,21 +246,41 @@ fl_status shard_entry_open(struct shard_cache *cache,
     return FL_OK;
 }
 
-fl_status shard_entry_read(struct shard_entry *entry, uint32_t chunk, void *dst)
+static size_t entry_chunk_size(const struct shard_entry *entry, uint32_t chunk)
 {
     FL_ASSERT(chunk < entry->chunk_count);
-    const uint64_t first = (uint64_t)chunk * SHARD_CHUNK_SIZE;
-    const uint64_t left = entry->size - first;
-    const size_t size = left < SHARD_CHUNK_SIZE ? (size_t)left : SHARD_CHUNK_SIZE;
-    if (!read_whole(entry->fd, dst, size, data_offset(entry->chunk_count) + first)) {
+    const uint64_t left = entry->size - (uint64_t)chunk * SHARD_CHUNK_SIZE;
+    return left < SHARD_CHUNK_SIZE ? (size_t)left : SHARD_CHUNK_SIZE;
+}
+
+fl_status shard_entry_load(struct shard_entry *entry, uint32_t chunk, void *dst)
+{
+    const uint64_t offset = data_offset(entry->chunk_count) + (uint64_t)chunk * SHARD_CHUNK_SIZE;
+    if (!read_whole(entry->fd, dst, entry_chunk_size(entry, chunk), offset)) {
         entry_delete(entry, "it cannot be read to its end");
         return FL_CORRUPT;
     }
-    if (fl_checksum64(dst, size) != entry->checksums[chunk]) {
+    return FL_OK;
+}
+
+fl_status shard_entry_verify(struct shard_entry *entry, uint32_t chunk, const void *bytes)
+{
+    if (fl_checksum64(bytes, entry_chunk_size(entry, chunk)) != entry->checksums[chunk]) {
         entry_delete(entry, "a chunk has a wrong checksum");
         return FL_CORRUPT;
     }
     return FL_OK;
+}
+
+fl_status shard_entry_read(struct shard_entry *entry, uint32_t chunk, void *dst)
+{
+    FL_TRY(shard_entry_load(entry, chunk, dst));
+    return shard_entry_verify(entry, chunk, dst);
+}
+
+bool shard_entry_resident(const struct shard_entry *entry, uint64_t *out_bytes)
+{
+    return residency_measure(entry->fd, data_offset(entry->chunk_count), entry->size, out_bytes);
 }
 
 void shard_entry_close(struct shard_entry *entry)

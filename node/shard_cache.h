@@ -63,6 +63,12 @@ FL_MUST_CHECK fl_status shard_entry_open(struct shard_cache *cache,
 /* Chunk `chunk` of the piece: SHARD_CHUNK_SIZE bytes, fewer in the last.  FL_CORRUPT when it is not
  * what was written: the entry is deleted, which is said as a warning. */
 FL_MUST_CHECK fl_status shard_entry_read(struct shard_entry *entry, uint32_t chunk, void *dst);
+/* The two halves of it: bytes from the disk, and whether they are what was written. */
+FL_MUST_CHECK fl_status shard_entry_load(struct shard_entry *entry, uint32_t chunk, void *dst);
+FL_MUST_CHECK fl_status shard_entry_verify(struct shard_entry *entry, uint32_t chunk,
+                                           const void *bytes);
+/* Bytes of the piece in the page cache; false: not known. */
+bool shard_entry_resident(const struct shard_entry *entry, uint64_t *out_bytes);
 void shard_entry_close(struct shard_entry *entry);
 
 /* Begin an entry; NULL when it cannot be cached (said once until the next use(), as a warning). */

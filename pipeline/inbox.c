@@ -73,7 +73,8 @@ fl_status inbox_charge(struct inbox *inbox, uint32_t row_count)
     return FL_OK;
 }
 
-void inbox_put(struct inbox *inbox, const struct fl_activation_header *header, const float *rows)
+void inbox_put(struct inbox *inbox, const struct fl_activation_header *header, const float *rows,
+               uint64_t arrived_ns)
 {
     for (uint32_t i = 0; i < header->rows; i++) {
         const uint32_t index = inbox->free;
@@ -82,6 +83,7 @@ void inbox_put(struct inbox *inbox, const struct fl_activation_header *header, c
         inbox->free = row->next;
         *row = (struct inbox_row){
             .request_id = header->request_id,
+            .arrived_ns = arrived_ns,
             .position = header->position + i,
             .next = INBOX_NONE,
             .previous = inbox->last,

@@ -27,6 +27,7 @@ struct inbox;
 
 struct inbox_row {
     uint64_t request_id;
+    uint64_t arrived_ns;
     uint32_t position;
     uint32_t next; /* row that arrived after this one, or INBOX_NONE */
     uint32_t previous;
@@ -40,7 +41,8 @@ void inbox_close(struct inbox *inbox);
 FL_MUST_CHECK fl_status inbox_charge(struct inbox *inbox, uint32_t row_count);
 
 /* Keep rows [header->rows, D] that were charged, copied; or let them go at once. */
-void inbox_put(struct inbox *inbox, const struct fl_activation_header *header, const float *rows);
+void inbox_put(struct inbox *inbox, const struct fl_activation_header *header, const float *rows,
+               uint64_t arrived_ns);
 void inbox_refuse(struct inbox *inbox, uint32_t row_count);
 
 /* The oldest row, or INBOX_NONE. */

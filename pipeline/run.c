@@ -55,6 +55,7 @@ void run_clear(struct run *run)
     run->live_count = 0;
     run->piece = 0;
     run->has_input = false;
+    run->times = (struct run_times){0};
 }
 
 uint32_t run_add(struct run *run, uint32_t request, uint32_t position, const uint32_t *blocks,
@@ -81,6 +82,13 @@ uint32_t run_add(struct run *run, uint32_t request, uint32_t position, const uin
         run->live_count++;
     }
     return row;
+}
+
+void run_ready(struct run *run, uint64_t ready_ns)
+{
+    FL_ASSERT(run->segment_count > 0);
+    struct run_segment *last = &run->segments[run->segment_count - 1];
+    last->ready_ns = ready_ns > last->ready_ns ? ready_ns : last->ready_ns;
 }
 
 void run_kill(struct run *run, uint32_t request, const uint32_t *spare)

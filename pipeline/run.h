@@ -17,6 +17,7 @@
 
 #include "kernels/device.h"
 #include "pipeline/forward.h"
+#include "pipeline/run_trace.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,7 +30,8 @@ struct run_segment {
     uint32_t position;
     uint32_t row; /* first row in the run */
     uint32_t rows;
-    bool sample; /* the last row's logits are wanted */
+    bool sample;       /* the last row's logits are wanted */
+    uint64_t ready_ns; /* when the last of its rows could be used */
 };
 
 struct run {
@@ -38,6 +40,7 @@ struct run {
     uint32_t live_count; /* segments that are not dead */
     uint32_t piece;      /* next piece to go through, counted along the stage's chain */
     bool has_input;      /* x holds the first piece's input */
+    struct run_times times;
     uint32_t row_max;
     struct run_segment *segments;   /* [row_max] */
     uint32_t *ids;                  /* [row_max]: tokens, on the first stage */
@@ -58,6 +61,8 @@ void run_clear(struct run *run);
 /* One more row; returns its index.  It joins the last segment when it follows it. */
 uint32_t run_add(struct run *run, uint32_t request, uint32_t position, const uint32_t *blocks,
                  bool sample);
+/* When the row that was added last could be used. */
+void run_ready(struct run *run, uint64_t ready_ns);
 
 /* The request ended: its rows, if any, turn to the spare block. */
 void run_kill(struct run *run, uint32_t request, const uint32_t *spare);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pipeline/admission.h"
 #include "pipeline/forward.h"
 #include "pipeline/inbox.h"
 #include "pipeline/kv_cache.h"
@@ -22,7 +23,9 @@
 struct request {
     bool used;
     uint64_t id;
-    uint32_t sequence; /* in the KV cache */
+    uint64_t arrived_ns; /* its ADMIT, */
+    uint64_t token_ns;   /* and, on the first stage, its last token */
+    uint32_t sequence;   /* in the KV cache */
     uint32_t next_run;
     uint32_t next_in;
     uint32_t prompt_count;
@@ -46,7 +49,10 @@ struct stage {
     bool is_first;
     bool is_last;
     uint32_t layer_first;
-    bool all_there; /* no_overlap: every piece was seen published */
+    bool all_there;        /* no_overlap: every piece was seen published, */
+    uint64_t all_there_ns; /* the last of them then */
+    struct run_trace *trace;
+    uint32_t embed_piece; /* first stage: index of EMBED */
 
     uint32_t chain_count; /* pieces that compute, in order */
     uint32_t *chain;      /* [chain_count] indexes into the manifest */
@@ -68,13 +74,17 @@ struct stage {
     struct sampler *sampler;
 };
 
+static uint64_t max(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* ---- open and close ---- */
 
 static fl_status open_buffers(struct stage *stage)
 {
     const struct fl_plan *plan = stage->plan;
     const uint32_t width = stage->shape->width;
-    const struct kv_cache_config kv = stage_plan_kv_config(plan, stage->device);
     const struct forward_config forward = stage_plan_forward_config(plan, stage->device);
     const struct outbox_config outbox = stage_plan_outbox_config(plan);
 
@@ -92,11 +102,24 @@ static fl_status open_buffers(struct stage *stage)
     }
     FL_TRY(forward_open(&forward, &stage->forward));
     FL_TRY(outbox_open(&outbox, &stage->outbox));
-    FL_TRY(kv_cache_open(&kv, &stage->kv));
     if (!stage->is_first) {
         FL_TRY(inbox_open(stage_plan_credit_rows(plan), width, &stage->inbox));
     }
     return stage->is_last ? sampler_open(stage->shape->vocabulary, &stage->sampler) : FL_OK;
+}
+
+static fl_status open_parts(struct stage *stage, uint64_t begun_ns)
+{
+    const struct fl_plan *plan = stage->plan;
+    const struct kv_cache_config kv = stage_plan_kv_config(plan, stage->device);
+    const uint64_t start_ns = begun_ns != 0 ? begun_ns : run_trace_now(stage->trace);
+    FL_TRY(open_buffers(stage));
+    const uint64_t kv_ns =
+        run_trace_open(stage->trace, FL_PHASE_MEMORY, plan->plan_id, start_ns,
+                       weight_store_memory(&plan->manifest) + stage_buffer_memory(plan));
+    FL_TRY(kv_cache_open(&kv, &stage->kv));
+    (void)run_trace_open(stage->trace, FL_PHASE_KV, plan->plan_id, kv_ns, stage_kv_memory(plan));
+    return FL_OK;
 }
 
 fl_status stage_open(const struct stage_config *config, struct stage **out)
@@ -113,11 +136,12 @@ fl_status stage_open(const struct stage_config *config, struct stage **out)
         .device = config->device,
         .weights = config->weights,
         .embed = config->embed,
+        .trace = config->trace,
         .is_first = stage_plan_is_first(config->plan),
         .is_last = stage_plan_is_last(config->plan),
         .layer_first = config->plan->stages[config->plan->stage_index].layer_first,
     };
-    const fl_status status = open_buffers(stage);
+    const fl_status status = open_parts(stage, config->begun_ns);
     if (status != FL_OK) {
         stage_close(stage);
         return status;
@@ -125,6 +149,8 @@ fl_status stage_open(const struct stage_config *config, struct stage **out)
     for (uint32_t i = 0; i < config->plan->manifest.piece_count; i++) {
         if (config->plan->manifest.pieces[i].kind != FL_PIECE_EMBED) {
             stage->chain[stage->chain_count++] = i;
+        } else {
+            stage->embed_piece = i;
         }
     }
     *out = stage;
@@ -194,48 +220,6 @@ static uint32_t find_user(const struct stage *stage, uint32_t sequence)
     return NONE;
 }
 
-static fl_status check_tokens(const struct stage *stage, const struct fl_admit *admit)
-{
-    const uint32_t wanted = stage->is_first || stage->is_last ? admit->prompt_count : 0;
-    if (admit->token_count != wanted) {
-        return FL_FAIL(FL_INVALID,
-                       "request has %" PRIu32 " tokens for this stage; it needs %" PRIu32,
-                       admit->token_count, wanted);
-    }
-    for (uint32_t i = 0; i < admit->token_count; i++) {
-        if (admit->tokens[i] >= stage->shape->vocabulary) {
-            return FL_FAIL(FL_INVALID,
-                           "token %" PRIu32 " is %" PRIu32 "; the vocabulary has %" PRIu32, i,
-                           admit->tokens[i], stage->shape->vocabulary);
-        }
-    }
-    return FL_OK;
-}
-
-static fl_status check_admit(const struct stage *stage, const struct fl_admit *admit)
-{
-    if (admit->plan_id != stage->plan->plan_id) {
-        return FL_FAIL(FL_INVALID, "request is for plan %" PRIu64 "; this is plan %" PRIu64,
-                       admit->plan_id, stage->plan->plan_id);
-    }
-    if (admit->prompt_count == 0 || admit->keep >= admit->prompt_count ||
-        admit->prompt_count > admit->position_max) {
-        return FL_FAIL(FL_INVALID,
-                       "request of %" PRIu32 " prompt tokens keeps %" PRIu32
-                       " and may fill %" PRIu32
-                       " positions; it must keep less than its prompt and fill no less",
-                       admit->prompt_count, admit->keep, admit->position_max);
-    }
-    if (admit->max_tokens == 0 || admit->stop_count > FL_STOP_TOKEN_MAX) {
-        return FL_FAIL(FL_INVALID,
-                       "request has max tokens %" PRIu32 " and %" PRIu32
-                       " stop tokens; it must be 1 or more and at most %d",
-                       admit->max_tokens, admit->stop_count, FL_STOP_TOKEN_MAX);
-    }
-    FL_TRY(sampler_check(&admit->sampling));
-    return check_tokens(stage, admit);
-}
-
 static void fail_request(struct request *request, fl_status status)
 {
     if (!request->failed) {
@@ -266,7 +250,7 @@ static void claim_rows(struct stage *stage, struct request *request)
     }
 }
 
-fl_status stage_admit(struct stage *stage, const struct fl_admit *admit)
+fl_status stage_admit(struct stage *stage, const struct fl_admit *admit, uint64_t arrived_ns)
 {
     if (admit->request_id <= stage->admitted_max) {
         return FL_FAIL(FL_INVALID, "request id %" PRIu64 " is not above the last one, %" PRIu64,
@@ -274,7 +258,7 @@ fl_status stage_admit(struct stage *stage, const struct fl_admit *admit)
     }
     /* Also when it is refused: its rows must not wait for it. */
     stage->admitted_max = admit->request_id;
-    FL_TRY(check_admit(stage, admit));
+    FL_TRY(admission_check(stage->plan, admit));
     const uint32_t held = kv_cache_find(stage->kv, admit->sequence_id);
     if (held != KV_CACHE_NONE && find_user(stage, held) != NONE) {
         return FL_FAIL(FL_INVALID, "sequence %" PRIu64 " is in use by request %" PRIu64,
@@ -291,6 +275,7 @@ fl_status stage_admit(struct stage *stage, const struct fl_admit *admit)
     *request = (struct request){
         .used = true,
         .id = admit->request_id,
+        .arrived_ns = arrived_ns,
         .sequence = sequence,
         .next_run = admit->keep,
         .next_in = admit->keep,
@@ -407,7 +392,7 @@ static fl_status check_place(const struct request *request,
 }
 
 fl_status stage_take_activations(struct stage *stage, const struct fl_activation_header *header,
-                                 const float *rows)
+                                 const float *rows, uint64_t arrived_ns)
 {
     FL_TRY(check_header(stage, header));
     const uint32_t index = find_request(stage, header->request_id);
@@ -421,14 +406,14 @@ fl_status stage_take_activations(struct stage *stage, const struct fl_activation
         inbox_refuse(stage->inbox, header->rows);
         return FL_OK;
     }
-    inbox_put(stage->inbox, header, rows);
+    inbox_put(stage->inbox, header, rows, arrived_ns);
     if (request != NULL) {
         request->next_in += header->rows;
     }
     return FL_OK;
 }
 
-fl_status stage_take_token(struct stage *stage, const struct fl_token *token)
+fl_status stage_take_token(struct stage *stage, const struct fl_token *token, uint64_t arrived_ns)
 {
     if (!stage->is_first) {
         return FL_FAIL(FL_PROTOCOL, "a token came to stage %" PRIu32 "; only the first takes them",
@@ -449,19 +434,24 @@ fl_status stage_take_token(struct stage *stage, const struct fl_token *token)
                        request->position_max);
     }
     kv_cache_set_token(stage->kv, request->sequence, token->position, token->id);
+    request->token_ns = arrived_ns;
     request->next_in++;
     return FL_OK;
 }
 
 /* ---- forming runs ---- */
 
-/* Put the request's next row into the run. */
-static uint32_t add_row(struct stage *stage, struct run *run, uint32_t index)
+/* Put the request's next row, which came at `arrived_ns`, into the run.  Rows that came before their
+ * ADMIT could not be used earlier. */
+static uint32_t add_row(struct stage *stage, struct run *run, uint32_t index, uint64_t arrived_ns)
 {
     struct request *request = &stage->requests[index];
     const uint32_t position = request->next_run++;
     const bool sample = position + 1 >= request->prompt_count;
-    return run_add(run, index, position, kv_cache_blocks(stage->kv, request->sequence), sample);
+    const uint32_t row =
+        run_add(run, index, position, kv_cache_blocks(stage->kv, request->sequence), sample);
+    run_ready(run, max(arrived_ns, request->arrived_ns));
+    return row;
 }
 
 /* The request with the lowest id above *id that has prompt rows to run, or NONE. */
@@ -482,7 +472,7 @@ static uint32_t next_prefill(const struct stage *stage, uint64_t id)
 /* The same with its token, on the first stage. */
 static void add_token_row(struct stage *stage, struct run *run, uint32_t index)
 {
-    const uint32_t row = add_row(stage, run, index);
+    const uint32_t row = add_row(stage, run, index, stage->requests[index].token_ns);
     run->ids[row] = kv_cache_token(stage->kv, stage->requests[index].sequence, run->positions[row]);
 }
 
@@ -518,13 +508,38 @@ static void form_from_inbox(struct stage *stage, struct run *run, bool decode)
             inbox_remove(stage->inbox, row);
         } else if (request != NULL && waiting.position == request->next_run &&
                    (waiting.position >= request->prompt_count) == decode) {
-            const uint32_t to = add_row(stage, run, index);
+            const uint32_t to = add_row(stage, run, index, waiting.arrived_ns);
             memcpy(stage->host_rows + to * width, inbox_data(stage->inbox, row),
                    width * sizeof(float));
             inbox_remove(stage->inbox, row);
             room--;
         }
         row = waiting.next;
+    }
+}
+
+/* Say whose rows the run holds and since when they could have been used. */
+static void trace_run(struct stage *stage, struct run *run)
+{
+    struct run_times *times = &run->times;
+    const uint64_t first_id = stage->requests[run->segments[0].request].id;
+    *times = (struct run_times){
+        .plan_id = stage->plan->plan_id,
+        .number = stage->run_end + 1,
+        .request_id = first_id,
+        .position = run->segments[0].position,
+        .rows = run->row_count,
+    };
+    for (uint32_t i = 0; i < run->segment_count; i++) {
+        const struct run_segment *segment = &run->segments[i];
+        const struct request *request = &stage->requests[segment->request];
+        times->request_id = request->id == first_id ? times->request_id : 0;
+        times->input_ns = max(segment->ready_ns, times->input_ns);
+        if (segment->position < request->prompt_count) {
+            times->prefill = true;
+            run_trace_join(stage->trace, times, request->id, segment->position, segment->rows,
+                           segment->ready_ns);
+        }
     }
 }
 
@@ -550,19 +565,47 @@ static bool form_run(struct stage *stage)
         stage->device->ops->copy_in(stage->device, run->x, stage->host_rows,
                                     (size_t)run->row_count * stage->shape->width * sizeof(float));
     }
+    if (stage->trace != NULL) {
+        trace_run(stage, run);
+    }
     stage->run_end++;
     return true;
 }
 
 /* ---- one task ---- */
 
+static uint64_t weights_ns(const struct stage *stage, uint32_t piece)
+{
+    return stage->plan->no_overlap ? stage->all_there_ns
+                                   : weight_store_published_ns(stage->weights, piece);
+}
+
+static void trace_embed(struct stage *stage, struct run *run, uint64_t start_ns, bool has_table,
+                        uint64_t ready_ns)
+{
+    const struct run_task task = {
+        .phase = FL_PHASE_EMBED,
+        .piece = stage->embed_piece,
+        .rows = run->row_count,
+        .bytes = (uint64_t)run->row_count * stage->shape->width * sizeof(float),
+        .start_ns = start_ns,
+        .weights_ns = has_table ? weights_ns(stage, stage->embed_piece) : 0,
+    };
+    run->times.input_ns = max(ready_ns, run->times.input_ns);
+    run_trace_task(stage->trace, &run->times, &task);
+}
+
 /* Fill the run's x with the embeddings of its tokens. */
 static fl_status embed_run(struct stage *stage, struct run *run)
 {
+    uint64_t ready_ns = 0;
+    const uint64_t start_ns = run_trace_now(stage->trace);
     fl_status status =
         weight_store_embed(stage->weights, run->ids, run->row_count, stage->host_rows);
-    if (status == FL_AGAIN) {
-        status = stage->embed.read(stage->embed.ctx, run->ids, run->row_count, stage->host_rows);
+    const bool has_table = status == FL_OK;
+    if (!has_table) {
+        status = stage->embed.read(stage->embed.ctx, run->ids, run->row_count, stage->host_rows,
+                                   &ready_ns);
     }
     if (status == FL_AGAIN) {
         return FL_AGAIN;
@@ -582,6 +625,7 @@ static fl_status embed_run(struct stage *stage, struct run *run)
                                 (size_t)run->row_count * stage->shape->width * sizeof(float));
     forward_scale_embedding(stage->forward, &rows);
     run->has_input = true;
+    trace_embed(stage, run, start_ns, has_table, ready_ns);
     return FL_OK;
 }
 
@@ -634,16 +678,18 @@ static fl_status sample(struct stage *stage, struct request *request, uint32_t p
     }
     if (token->finish == FL_FINISH_NONE) {
         if (stage->is_first) {
-            return stage_take_token(stage, token);
+            return stage_take_token(stage, token, run_trace_now(stage->trace));
         }
         kv_cache_set_token(stage->kv, request->sequence, token->position, id);
     }
     return FL_OK;
 }
 
-/* Logits of some of the run's sampled rows, and a token from each. */
+/* Logits of some of the run's sampled rows, and a token from each.  *out_logits_ns: when the logits
+ * were there. */
 static fl_status run_head_rows(struct stage *stage, const struct piece_weights *weights,
-                               struct run *run, const uint32_t *segments, uint32_t count)
+                               struct run *run, const uint32_t *segments, uint32_t count,
+                               uint64_t *out_logits_ns)
 {
     uint32_t indexes[64];
     const size_t vocabulary = stage->shape->vocabulary;
@@ -653,6 +699,7 @@ static fl_status run_head_rows(struct stage *stage, const struct piece_weights *
         indexes[i] = segment->row + segment->rows - 1;
     }
     const float *logits = forward_head(stage->forward, weights, &rows, indexes, count);
+    *out_logits_ns = run_trace_now(stage->trace);
     for (uint32_t i = 0; i < count; i++) {
         const struct run_segment *segment = &run->segments[segments[i]];
         struct request *request = &stage->requests[segment->request];
@@ -683,9 +730,42 @@ static uint32_t count_samples(const struct run *run)
     return count;
 }
 
+/* A task on a piece, up to now or to `end_ns`. */
+static void trace_piece(struct stage *stage, struct run *run, uint32_t piece, uint32_t rows,
+                        uint64_t start_ns, uint64_t end_ns)
+{
+    const struct fl_piece *ref = &stage->plan->manifest.pieces[piece];
+    const struct run_task task = {
+        .phase = ref->kind == FL_PIECE_HEAD ? FL_PHASE_HEAD : FL_PHASE_PREFILL,
+        .piece = piece,
+        .rows = rows,
+        .bytes = fl_piece_size(ref),
+        .start_ns = start_ns,
+        .end_ns = end_ns,
+        .weights_ns = weights_ns(stage, piece),
+    };
+    run_trace_task(stage->trace, &run->times, &task);
+}
+
+/* The head up to its last logits; what follows is sampling. */
+static void trace_head(struct stage *stage, struct run *run, uint64_t start_ns, uint64_t logits_ns)
+{
+    const uint32_t rows = count_samples(run);
+    const struct run_task sampling = {
+        .phase = FL_PHASE_SAMPLE,
+        .piece = FL_SPAN_NO_PIECE,
+        .rows = rows,
+        .start_ns = logits_ns,
+    };
+    trace_piece(stage, run, stage->chain[run->piece], rows, start_ns, logits_ns);
+    run_trace_task(stage->trace, &run->times, &sampling);
+}
+
 static fl_status run_head(struct stage *stage, const struct piece_weights *weights, struct run *run)
 {
     uint32_t segments[64];
+    const uint64_t start_ns = run_trace_now(stage->trace);
+    uint64_t logits_ns = start_ns;
     const uint32_t batch = forward_head_rows(stage->forward);
     FL_ASSERT(batch <= 64);
     uint32_t count = 0;
@@ -694,11 +774,15 @@ static fl_status run_head(struct stage *stage, const struct piece_weights *weigh
             segments[count++] = i;
         }
         if (count == batch) {
-            FL_TRY(run_head_rows(stage, weights, run, segments, count));
+            FL_TRY(run_head_rows(stage, weights, run, segments, count, &logits_ns));
             count = 0;
         }
     }
-    return count > 0 ? run_head_rows(stage, weights, run, segments, count) : FL_OK;
+    if (count > 0) {
+        FL_TRY(run_head_rows(stage, weights, run, segments, count, &logits_ns));
+    }
+    trace_head(stage, run, start_ns, logits_ns);
+    return FL_OK;
 }
 
 static bool is_head(const struct stage *stage, const struct run *run)
@@ -753,6 +837,7 @@ static fl_status run_task(struct stage *stage, struct run *run)
     const struct fl_piece *ref = &stage->plan->manifest.pieces[piece];
     const struct piece_weights *weights;
     FL_TRY(weight_store_acquire(stage->weights, piece, &weights));
+    const uint64_t start_ns = run_trace_now(stage->trace);
     const struct forward_rows rows = run_rows(run);
     fl_status status = FL_OK;
     if (ref->kind == FL_PIECE_ATTENTION) {
@@ -767,6 +852,9 @@ static fl_status run_task(struct stage *stage, struct run *run)
     run->piece++;
     if (run->piece == stage->chain_count - (stage->is_last ? 1 : 0)) {
         check_rows(stage, run);
+    }
+    if (ref->kind != FL_PIECE_HEAD) {
+        trace_piece(stage, run, piece, run->row_count, start_ns, 0);
     }
     return status;
 }
@@ -797,6 +885,7 @@ static bool retire_runs(struct stage *stage)
                               segment->position + segment->rows);
             }
         }
+        run_trace_end(stage->trace, &run->times);
         any = true;
     }
     return any;
@@ -809,6 +898,8 @@ static fl_status wait_for_all(struct stage *stage)
         const struct piece_weights *weights;
         FL_TRY(weight_store_acquire(stage->weights, i, &weights));
         weight_store_release(stage->weights, i);
+        stage->all_there_ns =
+            max(stage->all_there_ns, weight_store_published_ns(stage->weights, i));
     }
     stage->all_there = true;
     return FL_OK;

@@ -18,6 +18,10 @@
  * dropped.  Rows in the inbox are covered by credits: the sender may have
  * `stage_credit_rows()` rows under way, and gets back what CREDIT outputs say.
  *
+ * With a trace the stage records what each run waited for (pipeline/run_trace.h);
+ * `arrived_ns` of what it takes is when the wire had it, on the trace's clock, 0
+ * when that is not known.
+ *
  * Thread:  owner (the compute thread).
  * Memory:  open() takes everything from the device and malloc; steps allocate nothing.
  * Shapes:  D model width; rows are [rows, D] f32.
@@ -29,6 +33,7 @@
 #include <stdint.h>
 
 #include "kernels/device.h"
+#include "pipeline/run_trace.h"
 #include "pipeline/weight_store.h"
 #include "proto/base/status.h"
 #include "proto/cluster_message.h"
@@ -47,9 +52,11 @@ struct stage;
 /* Embedding rows of the first stage before its table is in memory.
  * read() fills out [count, D] and returns FL_OK, or starts reading and returns FL_AGAIN: the stage
  * asks again with the same ids, unless the requests that wanted them ended meanwhile: then the next
- * call may be for others.  An error ends the requests that asked. */
+ * call may be for others.  An error ends the requests that asked.  *out_ready_ns gets when the rows
+ * were there, if the source knows. */
 struct embedding_source {
-    fl_status (*read)(void *ctx, const uint32_t *ids, uint32_t count, float *out);
+    fl_status (*read)(void *ctx, const uint32_t *ids, uint32_t count, float *out,
+                      uint64_t *out_ready_ns);
     void *ctx;
 };
 
@@ -58,7 +65,9 @@ struct stage_config {
     struct device *device;        /* borrowed until close */
     struct weight_store *weights; /* borrowed until close */
     struct embedding_source
-        embed; /* first stage only; used while weight_store_embed() says AGAIN */
+        embed;               /* first stage only; used while weight_store_embed() says AGAIN */
+    struct run_trace *trace; /* the thread's, borrowed until close; NULL: nothing is recorded */
+    uint64_t begun_ns;       /* when the plan's memory began to be taken; 0: with open() */
 };
 
 /* Bytes of KV cache and of buffers that a plan's stage takes beside its weights. */
@@ -75,7 +84,8 @@ uint32_t stage_credit_rows(const struct stage *stage);
 /* A request starts or, with `keep`, continues its sequence.  What is refused (FL_INVALID, FL_NO_MEMORY
  * when the KV blocks are not there, FL_BUSY over sequence_max) is the coordinator's error: the stage
  * is unharmed. */
-FL_MUST_CHECK fl_status stage_admit(struct stage *stage, const struct fl_admit *admit);
+FL_MUST_CHECK fl_status stage_admit(struct stage *stage, const struct fl_admit *admit,
+                                    uint64_t arrived_ns);
 /* Unknown requests and sequences are late and ignored. */
 void stage_end(struct stage *stage, const struct fl_end *end);
 void stage_drop(struct stage *stage, const struct fl_drop *drop);
@@ -83,9 +93,10 @@ void stage_drop(struct stage *stage, const struct fl_drop *drop);
 /* Rows from the previous stage, copied.  FL_PROTOCOL: beyond the credit, wrong width, out of place. */
 FL_MUST_CHECK fl_status stage_take_activations(struct stage *stage,
                                                const struct fl_activation_header *header,
-                                               const float *rows);
+                                               const float *rows, uint64_t arrived_ns);
 /* First stage: a token sampled on a last stage elsewhere. */
-FL_MUST_CHECK fl_status stage_take_token(struct stage *stage, const struct fl_token *token);
+FL_MUST_CHECK fl_status stage_take_token(struct stage *stage, const struct fl_token *token,
+                                         uint64_t arrived_ns);
 
 /* Run one task.  FL_AGAIN when none is runnable: weights, rows, or room for outputs are missing.
  * FL_DEVICE and other failures break the stage. */

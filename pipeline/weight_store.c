@@ -6,13 +6,14 @@
 
 #define NO_PIECE UINT32_MAX
 
-/* One piece's place in memory.  `published` and the bytes it stands for pass from the loader
+/* One piece's place in memory.  `published` and what it stands for pass from the loader
  * thread to the compute thread; the rest is constant after open, `holders` is the compute
  * thread's own. */
 struct stored_piece {
     struct piece_weights weights;
     unsigned char *data[FL_PIECE_TENSOR_MAX]; /* by tensor; NULL when the piece has no memory */
     uint64_t file_size;
+    uint64_t published_ns;
     uint32_t holders;
     _Atomic int published;
 };
@@ -190,15 +191,17 @@ void weight_store_put(struct weight_store *store, uint32_t piece, uint32_t tenso
     }
 }
 
-void weight_store_publish(struct weight_store *store, uint32_t piece)
+void weight_store_publish(struct weight_store *store, uint32_t piece, uint64_t now_ns)
 {
     FL_ASSERT(piece < store->manifest->piece_count && weight_store_has_memory(store, piece));
     struct stored_piece *stored = &store->pieces[piece];
     const uint32_t pieces = store->embed_tied && piece == store->head ? 2 : 1;
 
+    stored->published_ns = now_ns;
     /* The piece's bytes and views; pairs with the acquire in weight_store_acquire(). */
     FL_ASSERT(!atomic_exchange_explicit(&stored->published, 1, memory_order_release));
     if (pieces == 2) {
+        store->pieces[store->embed].published_ns = now_ns;
         atomic_store_explicit(&store->pieces[store->embed].published, 1, memory_order_release);
     }
     /* Counters for display: they order nothing. */
@@ -233,6 +236,12 @@ void weight_store_release(struct weight_store *store, uint32_t piece)
 {
     FL_ASSERT(piece < store->manifest->piece_count && store->pieces[piece].holders > 0);
     store->pieces[piece].holders--;
+}
+
+uint64_t weight_store_published_ns(const struct weight_store *store, uint32_t piece)
+{
+    FL_ASSERT(piece < store->manifest->piece_count);
+    return store->pieces[piece].published_ns;
 }
 
 fl_status weight_store_embed(const struct weight_store *store, const uint32_t *ids, uint32_t count,

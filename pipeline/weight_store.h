@@ -60,8 +60,8 @@ int weight_store_has_memory(const struct weight_store *store, uint32_t piece);
 void weight_store_put(struct weight_store *store, uint32_t piece, uint32_t tensor,
                       uint32_t row_first, uint32_t row_count, const void *raw);
 
-/* All rows of the piece were put: make it visible. */
-void weight_store_publish(struct weight_store *store, uint32_t piece);
+/* All rows of the piece were put: make it visible.  `now_ns` says when, for the timeline. */
+void weight_store_publish(struct weight_store *store, uint32_t piece, uint64_t now_ns);
 
 /* Loading cannot go on: acquire() of pieces not published returns `status` from now on. */
 void weight_store_fail(struct weight_store *store, fl_status status);
@@ -70,6 +70,9 @@ void weight_store_fail(struct weight_store *store, fl_status status);
 FL_MUST_CHECK fl_status weight_store_acquire(struct weight_store *store, uint32_t piece,
                                              const struct piece_weights **out);
 void weight_store_release(struct weight_store *store, uint32_t piece);
+
+/* What publish() was told of a piece that was acquired once. */
+uint64_t weight_store_published_ns(const struct weight_store *store, uint32_t piece);
 
 /* Embedding rows out of published weights (EMBED, or a tied HEAD): out [count, D], not scaled.
  * FL_AGAIN while neither is published. */

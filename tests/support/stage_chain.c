@@ -65,8 +65,10 @@ static fl_status read_range(const struct stage_chain *chain, uint32_t file, uint
     return FL_OK;
 }
 
-static fl_status embed_read(void *ctx, const uint32_t *ids, uint32_t count, float *out)
+static fl_status embed_read(void *ctx, const uint32_t *ids, uint32_t count, float *out,
+                            uint64_t *out_ready_ns)
 {
+    (void)out_ready_ns;
     struct stage_chain *chain = ctx;
     const struct fl_tensor_ref *table = &model_manifest(chain->model)->pieces[0].tensors[0];
     if (chain->config.embed_late && chain->embed_calls++ % 3 != 2) {
@@ -116,7 +118,7 @@ fl_status stage_chain_load(struct stage_chain *chain, uint32_t stage, uint32_t p
     for (uint32_t i = 0; i < to->plan.manifest.pieces[piece].tensor_count; i++) {
         FL_TRY(load_tensor(chain, stage, piece, i));
     }
-    weight_store_publish(to->weights, piece);
+    weight_store_publish(to->weights, piece, 0);
     to->loaded[piece] = true;
     return FL_OK;
 }
@@ -357,7 +359,7 @@ fl_status stage_chain_admit_at(struct stage_chain *chain, uint32_t stage,
         .sampling = request->sampling,
     };
     memcpy(admit.stop_tokens, request->stop_tokens, sizeof(admit.stop_tokens));
-    const fl_status status = stage_admit(chain->stages[stage].stage, &admit);
+    const fl_status status = stage_admit(chain->stages[stage].stage, &admit, 0);
     free(tokens);
     return status;
 }
@@ -429,7 +431,7 @@ static fl_status send_waiting(struct stage_chain *chain, uint32_t from)
             break;
         }
         link->credit -= next->header.rows;
-        FL_TRY(stage_take_activations(chain->stages[from + 1].stage, &next->header, next->rows));
+        FL_TRY(stage_take_activations(chain->stages[from + 1].stage, &next->header, next->rows, 0));
         stage_return(chain->stages[from].stage, next->buffer);
         link->first++;
     }
@@ -453,7 +455,7 @@ static fl_status route(struct stage_chain *chain, uint32_t from, const struct st
         return send_waiting(chain, from);
     case STAGE_OUTPUT_TOKEN:
         record_token(chain, &output->token);
-        return from > 0 ? stage_take_token(chain->stages[0].stage, &output->token) : FL_OK;
+        return from > 0 ? stage_take_token(chain->stages[0].stage, &output->token, 0) : FL_OK;
     case STAGE_OUTPUT_CREDIT:
         chain->stages[from - 1].link.credit += output->credit_rows;
         return send_waiting(chain, from - 1);

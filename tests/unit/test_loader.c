@@ -396,18 +396,19 @@ static void check_embedding(enum source source)
     const uint32_t ids[ROWS] = {40000, 7, 0, 7, 4711};
     const uint32_t beyond[1] = {40001 + 4096};
     struct fixture f;
+    uint64_t ready_ns = 0;
     begin(&f, source, true);
-    const fl_status first = embedding_reader_read(f.embed, ids, ROWS, rows);
+    const fl_status first = embedding_reader_read(f.embed, ids, ROWS, rows, &ready_ns);
     fl_status second = FL_AGAIN;
     for (int i = 0; second == FL_AGAIN && i < 8; i++) {
         (void)!loader_step(f.loader);
         (void)!loader_step(f.loader);
         (void)serve(&f);
-        second = embedding_reader_read(f.embed, ids, ROWS, rows);
+        second = embedding_reader_read(f.embed, ids, ROWS, rows, &ready_ns);
     }
     const uint32_t pieces = f.node_plan->pieces_done;
     const bool right = rows_are_right(&f, ids, rows);
-    const fl_status wrong = embedding_reader_read(f.embed, beyond, 1, rows);
+    const fl_status wrong = embedding_reader_read(f.embed, beyond, 1, rows, &ready_ns);
     end(&f);
     CHECK_EQ(first, FL_AGAIN);
     CHECK_EQ(second, FL_OK);

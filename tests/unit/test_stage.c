@@ -213,23 +213,23 @@ static void bad_admits_are_refused(void)
     says[10] = "should keep 3", bad[10].keep = 3;
     says[11] = "temperature is nan", bad[11].sampling.temperature = NAN;
     for (uint32_t i = 0; i < 12; i++) {
-        CHECK_EQ(stage_admit(stage, &bad[i]), FL_INVALID);
+        CHECK_EQ(stage_admit(stage, &bad[i], 0), FL_INVALID);
         CHECK(strstr(fl_last_error(), says[i]) != NULL);
     }
     struct fl_admit good = admit_of(20, prompt);
-    CHECK_EQ(stage_admit(stage, &good), FL_OK);
+    CHECK_EQ(stage_admit(stage, &good, 0), FL_OK);
     good.sequence_id = 21;
-    CHECK_EQ(stage_admit(stage, &good), FL_INVALID); /* the id again */
+    CHECK_EQ(stage_admit(stage, &good, 0), FL_INVALID); /* the id again */
     good.request_id = 21;
     good.sequence_id = 20;
-    CHECK_EQ(stage_admit(stage, &good), FL_INVALID); /* the sequence is in use */
+    CHECK_EQ(stage_admit(stage, &good, 0), FL_INVALID); /* the sequence is in use */
     CHECK(strstr(fl_last_error(), "in use by request 20") != NULL);
     for (uint64_t id = 22; id < 25; id++) {
         good = admit_of(id, prompt);
-        CHECK_EQ(stage_admit(stage, &good), FL_OK);
+        CHECK_EQ(stage_admit(stage, &good, 0), FL_OK);
     }
     good = admit_of(30, prompt);
-    CHECK_EQ(stage_admit(stage, &good), FL_BUSY);
+    CHECK_EQ(stage_admit(stage, &good, 0), FL_BUSY);
     for (uint64_t id = 20; id < 30; id++) {
         stage_end(stage, &(struct fl_end){.plan_id = PLAN_ID, .request_id = id});
     }
@@ -374,7 +374,7 @@ static void foreign_rows_are_refused(void)
     const uint32_t width = stage_chain_manifest(chain)->shape.width;
     static float rows[64 * 4096];
     const struct fl_admit admit = admit_of(1, prompt);
-    CHECK_EQ(stage_admit(stage, &admit), FL_OK);
+    CHECK_EQ(stage_admit(stage, &admit, 0), FL_OK);
     const struct fl_activation_header right = {
         .plan_id = PLAN_ID, .request_id = 1, .rows = 4, .width = width};
     struct fl_activation_header bad[] = {right, right, right, right, right, right, right, right};
@@ -387,20 +387,20 @@ static void foreign_rows_are_refused(void)
     bad[6].flags = FL_ACTIVATION_SAMPLE;
     bad[7].position = UINT32_MAX;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        CHECK_EQ(stage_take_activations(stage, &bad[i], rows), FL_PROTOCOL);
+        CHECK_EQ(stage_take_activations(stage, &bad[i], rows, 0), FL_PROTOCOL);
     }
-    CHECK_EQ(stage_take_activations(stage_chain_stage(chain, 0), &right, rows), FL_PROTOCOL);
+    CHECK_EQ(stage_take_activations(stage_chain_stage(chain, 0), &right, rows, 0), FL_PROTOCOL);
     const struct fl_token token = {.plan_id = PLAN_ID, .request_id = 1, .position = 10};
-    CHECK_EQ(stage_take_token(stage, &token), FL_PROTOCOL);
-    CHECK_EQ(stage_take_activations(stage, &right, rows), FL_OK);
-    CHECK_EQ(stage_take_activations(stage, &right, rows), FL_PROTOCOL); /* the same again */
+    CHECK_EQ(stage_take_token(stage, &token, 0), FL_PROTOCOL);
+    CHECK_EQ(stage_take_activations(stage, &right, rows, 0), FL_OK);
+    CHECK_EQ(stage_take_activations(stage, &right, rows, 0), FL_PROTOCOL); /* the same again */
 
     /* More than the credit: requests to come may fill it, not pass it. */
     struct fl_activation_header future = right;
     future.request_id = 9;
     uint32_t sent = 4;
     fl_status status;
-    while ((status = stage_take_activations(stage, &future, rows)) == FL_OK) {
+    while ((status = stage_take_activations(stage, &future, rows, 0)) == FL_OK) {
         sent += 4;
         future.position += 4;
     }
@@ -419,9 +419,9 @@ static void gaps_before_the_admit_fail_the_request(void)
                                           .position = 2,
                                           .rows = 4,
                                           .width = stage_chain_manifest(chain)->shape.width};
-    CHECK_EQ(stage_take_activations(stage, &header, rows), FL_OK);
+    CHECK_EQ(stage_take_activations(stage, &header, rows, 0), FL_OK);
     const struct fl_admit admit = admit_of(1, prompt);
-    CHECK_EQ(stage_admit(stage, &admit), FL_OK);
+    CHECK_EQ(stage_admit(stage, &admit, 0), FL_OK);
     struct stage_output output;
     while (stage_step(stage) == FL_OK) {
     }
@@ -446,7 +446,7 @@ static void numbers_that_are_none_fail_the_request(void)
         rows[i] = NAN;
     }
     const struct fl_admit admit = admit_of(1, prompt);
-    CHECK_EQ(stage_admit(stage, &admit), FL_OK);
+    CHECK_EQ(stage_admit(stage, &admit, 0), FL_OK);
     const struct fl_activation_header header = {
         .plan_id = PLAN_ID,
         .request_id = 1,
@@ -454,7 +454,7 @@ static void numbers_that_are_none_fail_the_request(void)
         .width = stage_chain_manifest(chain)->shape.width,
         .flags = FL_ACTIVATION_SAMPLE,
     };
-    CHECK_EQ(stage_take_activations(stage, &header, rows), FL_OK);
+    CHECK_EQ(stage_take_activations(stage, &header, rows, 0), FL_OK);
     while (stage_step(stage) == FL_OK) {
     }
     struct stage_output output;
@@ -474,29 +474,30 @@ static void foreign_tokens_are_refused(void)
     CHECK_EQ(stage_chain_admit(chain, &request), FL_OK);
     const struct fl_token right = {
         .plan_id = PLAN_ID, .request_id = request.request_id, .position = 10};
-    CHECK_EQ(stage_take_token(stage, &right), FL_PROTOCOL); /* its prompt has not run */
+    CHECK_EQ(stage_take_token(stage, &right, 0), FL_PROTOCOL); /* its prompt has not run */
     CHECK_EQ(stage_chain_settle(chain), FL_OK);
     struct fl_token bad = right;
     bad.position = 14;
     bad.id = stage_chain_manifest(chain)->shape.vocabulary;
-    CHECK_EQ(stage_take_token(stage, &bad), FL_PROTOCOL);
+    CHECK_EQ(stage_take_token(stage, &bad, 0), FL_PROTOCOL);
     bad.id = 1;
     bad.position = 12;
-    CHECK_EQ(stage_take_token(stage, &bad), FL_PROTOCOL);
+    CHECK_EQ(stage_take_token(stage, &bad, 0), FL_PROTOCOL);
     struct fl_token late = right;
     late.request_id = 99;
-    CHECK_EQ(stage_take_token(stage, &late), FL_OK);
+    CHECK_EQ(stage_take_token(stage, &late, 0), FL_OK);
     late = right;
     late.plan_id = 3;
-    CHECK_EQ(stage_take_token(stage, &late), FL_OK);
+    CHECK_EQ(stage_take_token(stage, &late, 0), FL_OK);
     close_chain();
 }
 
 /* ---- opening ---- */
 
-static fl_status read_fails(void *ctx, const uint32_t *ids, uint32_t count, float *out)
+static fl_status read_fails(void *ctx, const uint32_t *ids, uint32_t count, float *out,
+                            uint64_t *out_ready_ns)
 {
-    (void)ctx, (void)ids, (void)count, (void)out;
+    (void)ctx, (void)ids, (void)count, (void)out, (void)out_ready_ns;
     return FL_FAIL(FL_IO, "the disk is gone");
 }
 
@@ -515,7 +516,7 @@ static void failed_embedding_fails_its_requests(void)
         .plan = plan, .device = device, .weights = weights, .embed = {.read = read_fails}};
     CHECK_EQ(stage_open(&stage_config, &stage), FL_OK);
     const struct fl_admit admit = admit_of(1, prompt);
-    CHECK_EQ(stage_admit(stage, &admit), FL_OK);
+    CHECK_EQ(stage_admit(stage, &admit, 0), FL_OK);
     while (stage_step(stage) == FL_OK) {
     }
     struct stage_output output;
@@ -529,7 +530,7 @@ static void failed_embedding_fails_its_requests(void)
 
     /* A loader that fails breaks the stage. */
     const struct fl_admit next = admit_of(2, prompt);
-    CHECK_EQ(stage_admit(stage, &next), FL_OK);
+    CHECK_EQ(stage_admit(stage, &next, 0), FL_OK);
     weight_store_fail(weights, FL_CORRUPT);
     fl_status status;
     while ((status = stage_step(stage)) == FL_OK) {

@@ -111,7 +111,7 @@ static void pieces_come_one_by_one(void)
         put_piece(piece, n % 2 == 0 ? 16 : 48);
         CHECK_EQ(weight_store_acquire(subject.store, piece, &weights), FL_AGAIN);
         CHECK_EQ(weight_store_bytes_done(subject.store), bytes);
-        weight_store_publish(subject.store, piece);
+        weight_store_publish(subject.store, piece, 0);
         bytes += fl_piece_size(&subject.manifest.pieces[piece]);
         CHECK_EQ(weight_store_bytes_done(subject.store), bytes);
         CHECK_EQ(weight_store_acquire(subject.store, piece, &weights), FL_OK);
@@ -152,7 +152,7 @@ static void tied_head_is_the_table(void)
     uint64_t memory = weight_store_memory(&subject.manifest);
     CHECK_EQ(weight_store_embed(subject.store, ids, 4, rows), FL_AGAIN);
     put_piece(head, 64);
-    weight_store_publish(subject.store, head);
+    weight_store_publish(subject.store, head, 0);
     CHECK_EQ(weight_store_pieces_done(subject.store), 2);
     CHECK_EQ(weight_store_embed(subject.store, ids, 4, rows), FL_OK);
     for (uint32_t i = 0; i < 4; i++) {
@@ -172,7 +172,7 @@ static void tied_head_is_the_table(void)
     uint64_t apart = weight_store_memory(&subject.manifest);
     CHECK(weight_store_has_memory(subject.store, 0));
     put_piece(0, 16);
-    weight_store_publish(subject.store, 0);
+    weight_store_publish(subject.store, 0, 0);
     CHECK_EQ(weight_store_embed(subject.store, ids, 4, rows), FL_OK);
     close_subject();
     open_subject(tiny(), last);
@@ -187,7 +187,7 @@ static void failure_stops_what_is_missing(void)
     open_subject(tiny(), whole);
     const struct piece_weights *weights;
     put_piece(1, 16);
-    weight_store_publish(subject.store, 1);
+    weight_store_publish(subject.store, 1, 0);
     weight_store_fail(subject.store, FL_CORRUPT);
     CHECK_EQ(weight_store_acquire(subject.store, 1, &weights), FL_OK); /* came before */
     weight_store_release(subject.store, 1);
@@ -218,7 +218,7 @@ static void *load_all(void *ctx)
     (void)ctx;
     for (uint32_t n = 0; weight_store_order(subject.store, n, &piece) == FL_OK; n++) {
         put_piece(piece, 32);
-        weight_store_publish(subject.store, piece);
+        weight_store_publish(subject.store, piece, 0);
     }
     return NULL;
 }
