@@ -51,7 +51,13 @@ struct stage_chain {
     struct stage_chain_request *requests[STAGE_CHAIN_REQUESTS_MAX];
     uint32_t rows_waiting_peak;
     uint64_t embed_calls;
+    uint64_t embed_ready_ns; /* late: when the rows were there */
 };
+
+static struct run_trace *trace_of(const struct stage_chain *chain, uint32_t stage)
+{
+    return chain->config.traces != NULL ? &chain->config.traces[stage] : NULL;
+}
 
 /* ---- files ---- */
 
@@ -68,12 +74,13 @@ static fl_status read_range(const struct stage_chain *chain, uint32_t file, uint
 static fl_status embed_read(void *ctx, const uint32_t *ids, uint32_t count, float *out,
                             uint64_t *out_ready_ns)
 {
-    (void)out_ready_ns;
     struct stage_chain *chain = ctx;
     const struct fl_tensor_ref *table = &model_manifest(chain->model)->pieces[0].tensors[0];
     if (chain->config.embed_late && chain->embed_calls++ % 3 != 2) {
+        chain->embed_ready_ns = run_trace_now(trace_of(chain, 0));
         return FL_AGAIN;
     }
+    *out_ready_ns = chain->embed_ready_ns;
     size_t row_size;
     FL_TRY(fl_dtype_row_size(table->dtype, table->columns, &row_size));
     unsigned char *raw = malloc(row_size);
@@ -118,7 +125,7 @@ fl_status stage_chain_load(struct stage_chain *chain, uint32_t stage, uint32_t p
     for (uint32_t i = 0; i < to->plan.manifest.pieces[piece].tensor_count; i++) {
         FL_TRY(load_tensor(chain, stage, piece, i));
     }
-    weight_store_publish(to->weights, piece, 0);
+    weight_store_publish(to->weights, piece, run_trace_now(trace_of(chain, stage)));
     to->loaded[piece] = true;
     return FL_OK;
 }
@@ -228,6 +235,7 @@ static fl_status open_stage(struct stage_chain *chain, uint32_t index)
         .device = at->device,
         .weights = at->weights,
         .embed = {.read = embed_read, .ctx = chain},
+        .trace = trace_of(chain, index),
     };
     FL_TRY(stage_open(&stage, &at->stage));
     if (index > 0) {
@@ -306,6 +314,11 @@ const struct fl_manifest *stage_chain_manifest(const struct stage_chain *chain)
     return model_manifest(chain->model);
 }
 
+struct weight_store *stage_chain_weights(struct stage_chain *chain, uint32_t stage)
+{
+    return chain->stages[stage].weights;
+}
+
 struct stage *stage_chain_stage(struct stage_chain *chain, uint32_t stage)
 {
     return chain->stages[stage].stage;
@@ -359,7 +372,8 @@ fl_status stage_chain_admit_at(struct stage_chain *chain, uint32_t stage,
         .sampling = request->sampling,
     };
     memcpy(admit.stop_tokens, request->stop_tokens, sizeof(admit.stop_tokens));
-    const fl_status status = stage_admit(chain->stages[stage].stage, &admit, 0);
+    const fl_status status =
+        stage_admit(chain->stages[stage].stage, &admit, run_trace_now(trace_of(chain, stage)));
     free(tokens);
     return status;
 }
@@ -431,7 +445,8 @@ static fl_status send_waiting(struct stage_chain *chain, uint32_t from)
             break;
         }
         link->credit -= next->header.rows;
-        FL_TRY(stage_take_activations(chain->stages[from + 1].stage, &next->header, next->rows, 0));
+        FL_TRY(stage_take_activations(chain->stages[from + 1].stage, &next->header, next->rows,
+                                      run_trace_now(trace_of(chain, from + 1))));
         stage_return(chain->stages[from].stage, next->buffer);
         link->first++;
     }
@@ -455,7 +470,9 @@ static fl_status route(struct stage_chain *chain, uint32_t from, const struct st
         return send_waiting(chain, from);
     case STAGE_OUTPUT_TOKEN:
         record_token(chain, &output->token);
-        return from > 0 ? stage_take_token(chain->stages[0].stage, &output->token, 0) : FL_OK;
+        return from > 0 ? stage_take_token(chain->stages[0].stage, &output->token,
+                                           run_trace_now(trace_of(chain, 0)))
+                        : FL_OK;
     case STAGE_OUTPUT_CREDIT:
         chain->stages[from - 1].link.credit += output->credit_rows;
         return send_waiting(chain, from - 1);

@@ -39,7 +39,8 @@ struct stage_chain_config {
     const char *isa;
     bool activations_f32;
     bool no_overlap;
-    bool embed_late; /* the embedding source says AGAIN before it answers */
+    bool embed_late;          /* the embedding source says AGAIN before it answers */
+    struct run_trace *traces; /* [stage_count], borrowed; NULL: nothing is recorded */
 };
 
 /* One request and what came of it. */
@@ -71,6 +72,7 @@ FL_MUST_CHECK fl_status stage_chain_open(const struct stage_chain_config *config
 void stage_chain_close(struct stage_chain *chain);
 
 const struct fl_manifest *stage_chain_manifest(const struct stage_chain *chain);
+struct weight_store *stage_chain_weights(struct stage_chain *chain, uint32_t stage);
 struct stage *stage_chain_stage(struct stage_chain *chain, uint32_t stage);
 const struct fl_plan *stage_chain_plan(const struct stage_chain *chain, uint32_t stage);
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "node/model_folder.h"
+#include "node/residency.h"
 #include "pipeline/model.h"
 #include "proto/checksum.h"
 #include "tests/harness.h"
@@ -30,6 +31,7 @@ struct fixture {
     struct model_folder folder;
     struct model_storage storage;
     struct shard_cache *cache;
+    struct fl_span_ring *spans;
     struct loader *loader;
 
     struct node_plan *node_plan;
@@ -73,10 +75,24 @@ static void end_job(struct fixture *f)
     node_plan_free(f->node_plan);
 }
 
+static uint64_t some_bytes(void)
+{
+    static uint64_t bytes;
+    return bytes += 1000;
+}
+
+static uint32_t some_mhz(void)
+{
+    return 1234;
+}
+
+static const struct host_meter meter = {.medium_bytes = some_bytes, .mhz = some_mhz};
+
 static void open_loader(struct fixture *f)
 {
     const struct shard_cache_config cache = {.folder = f->shards.path, .budget = 1 << 30};
     CHECK_EQ(shard_cache_open(&cache, &f->cache), FL_OK);
+    CHECK_EQ(fl_span_ring_open(FL_LANE_LOADER, 1024, &f->spans), FL_OK);
     const struct loader_config config = {
         .storage = &f->storage,
         .cache = f->cache,
@@ -85,6 +101,8 @@ static void open_loader(struct fixture *f)
         .loader_wake = &f->wakes[0],
         .compute_wake = &f->wakes[1],
         .wire_wake = &f->wakes[2],
+        .spans = f->spans,
+        .meter = &meter,
     };
     CHECK_EQ(loader_open(&config, &f->loader), FL_OK);
 }
@@ -140,6 +158,7 @@ static void end(struct fixture *f)
 {
     end_job(f);
     loader_close(f->loader);
+    fl_span_ring_close(f->spans);
     shard_cache_close(f->cache);
     fetch_queue_close(f->fetches);
     for (int i = 0; i < 3; i++) {
@@ -423,6 +442,170 @@ static void embedding_rows_come_ahead_of_the_pieces(void)
     check_embedding(FROM_WIRE);
 }
 
+/* Spans ------------------------------------------------------------------------------------- */
+
+struct span_list {
+    uint32_t count;
+    struct fl_span spans[256];
+};
+
+static void read_spans(const struct fixture *f, struct span_list *out)
+{
+    uint64_t cursor = 0;
+    uint64_t lost = 0;
+    out->count = 0;
+    while (out->count < 256 &&
+           fl_span_ring_read(f->spans, &cursor, &lost, &out->spans[out->count])) {
+        out->count++;
+    }
+    CHECK_EQ(lost, 0);
+}
+
+/* The intervals of a load follow each other from its begin to the last piece, and hold what their
+ * phases say.  Returns the bytes that came from `source`. */
+static uint64_t check_intervals(const struct fixture *f, const struct span_list *list,
+                                enum fl_source source, bool verified)
+{
+    const struct fl_manifest *manifest = &f->node_plan->plan.manifest;
+    uint64_t at_ns = f->job.begin_ns;
+    uint64_t bytes = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const struct fl_span *read = &list->spans[i];
+        if (read->phase != FL_PHASE_READ) {
+            continue;
+        }
+        const struct fl_span *verify = read + 1;
+        const struct fl_span *repack = verify->phase == FL_PHASE_VERIFY ? read + 2 : read + 1;
+        uint32_t piece;
+        CHECK_EQ(weight_store_order(f->weights, n++, &piece), FL_OK);
+        CHECK_EQ(repack->phase, FL_PHASE_REPACK);
+        CHECK_EQ(verify->phase == FL_PHASE_VERIFY, verified);
+        CHECK_EQ(read->start_ns, at_ns);
+        CHECK(repack->start_ns == read->start_ns && repack->end_ns == read->end_ns);
+        const uint64_t verify_ns = verified ? verify->busy_ns : 0;
+        CHECK_EQ(read->busy_ns + verify_ns + repack->busy_ns, read->end_ns - read->start_ns);
+        CHECK_EQ(read->piece, piece);
+        CHECK_EQ(read->bytes, fl_piece_size(&manifest->pieces[piece]));
+        CHECK_EQ(read->end_ns, weight_store_published_ns(f->weights, piece));
+        CHECK(read->plan_id == 1 && repack->source == read->source);
+        at_ns = read->end_ns;
+        bytes += read->source == source ? read->bytes : 0;
+    }
+    CHECK_EQ(n, f->job.order_count);
+    return bytes;
+}
+
+static void a_loads_intervals_have_no_gaps(void)
+{
+    struct fixture f;
+    struct span_list list;
+    begin(&f, FROM_FILE, true);
+    CHECK(load(&f));
+    read_spans(&f, &list);
+    /* The file was written a moment ago. */
+    const uint64_t bytes = check_intervals(&f, &list, FL_SOURCE_PAGE_CACHE, false);
+    const struct node_plan *plan = f.node_plan;
+    CHECK_EQ(bytes, plan->bytes_total);
+    CHECK_EQ(plan->resident_unknown, 0);
+    CHECK_EQ(plan->resident_before, plan->bytes_total);
+    CHECK_EQ(plan->resident_after, plan->bytes_total);
+    CHECK_EQ(plan->medium_bytes, 1000);
+    CHECK(plan->mhz_before == 1234 && plan->mhz_after == 1234);
+    end(&f);
+}
+
+static void the_wire_and_the_cache_are_told_apart(void)
+{
+    struct fixture f;
+    struct span_list list;
+    begin(&f, FROM_WIRE, true);
+    CHECK(load(&f));
+    read_spans(&f, &list);
+    CHECK_EQ(check_intervals(&f, &list, FL_SOURCE_WIRE, false), f.node_plan->bytes_total);
+    CHECK_EQ(f.node_plan->resident_unknown, 0);
+    CHECK_EQ(f.node_plan->resident_before + f.node_plan->resident_after, 0);
+    while (loader_step(f.loader) == FL_OK) { /* commits */
+    }
+    end_job(&f);
+    fl_span_ring_close(f.spans);
+    CHECK_EQ(fl_span_ring_open(FL_LANE_LOADER, 1024, &f.spans), FL_OK);
+    loader_close(f.loader);
+    const struct loader_config config = {
+        .storage = &f.storage,
+        .cache = f.cache,
+        .fetches = f.fetches,
+        .clock = fl_clock_monotonic(),
+        .loader_wake = &f.wakes[0],
+        .compute_wake = &f.wakes[1],
+        .wire_wake = &f.wakes[2],
+        .spans = f.spans,
+    };
+    CHECK_EQ(loader_open(&config, &f.loader), FL_OK);
+    begin_job(&f);
+    CHECK(load(&f));
+    read_spans(&f, &list);
+    CHECK_EQ(check_intervals(&f, &list, FL_SOURCE_SHARD_CACHE, true), f.node_plan->bytes_total);
+    CHECK_EQ(f.node_plan->resident_before, f.node_plan->bytes_total);
+    CHECK_EQ(f.node_plan->mhz_before, 0); /* no meter */
+    end(&f);
+}
+
+static void a_dropped_file_comes_from_the_disk(void)
+{
+    struct fixture f;
+    struct span_list list;
+    begin(&f, FROM_FILE, true);
+    const int fd = open(f.path, O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0);
+    CHECK_EQ(fsync(fd), 0);
+    CHECK_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    uint64_t left = 0;
+    CHECK(residency_measure(fd, 0, f.node_plan->bytes_total, &left));
+    close(fd);
+    if (left > 0) {
+        end(&f);
+        TEST_SKIP("files here are in memory only");
+    }
+    CHECK(load(&f));
+    read_spans(&f, &list);
+    /* The tables are the largest part; what tells the file from others is read before. */
+    const uint64_t bytes = check_intervals(&f, &list, FL_SOURCE_DISK, false);
+    CHECK(bytes > f.node_plan->bytes_total / 2);
+    CHECK(f.node_plan->resident_before < f.node_plan->bytes_total / 2);
+    CHECK_EQ(f.node_plan->resident_after, f.node_plan->bytes_total);
+    end(&f);
+}
+
+static void rows_that_are_served_are_no_reading(void)
+{
+    static float rows[ROWS * 1024];
+    const uint32_t ids[ROWS] = {40000, 7, 0, 7, 4711};
+    struct fixture f;
+    struct span_list list;
+    uint64_t ready_ns = 0;
+    begin(&f, FROM_FILE, true);
+    CHECK_EQ(loader_step(f.loader), FL_OK); /* the job begins */
+    CHECK_EQ(embedding_reader_read(f.embed, ids, ROWS, rows, &ready_ns), FL_AGAIN);
+    CHECK_EQ(loader_step(f.loader), FL_OK);
+    CHECK_EQ(embedding_reader_read(f.embed, ids, ROWS, rows, &ready_ns), FL_OK);
+    CHECK(load(&f));
+    read_spans(&f, &list);
+    CHECK_EQ(list.spans[0].phase, FL_PHASE_EMBED);
+    CHECK_EQ(list.spans[0].end_ns, ready_ns);
+    CHECK_EQ(list.spans[0].rows, ROWS);
+    CHECK_EQ(list.spans[0].bytes,
+             4 * f.manifest.pieces[0].tensors[0].size / f.manifest.pieces[0].tensors[0].rows);
+    CHECK_EQ(list.spans[0].source, FL_SOURCE_PAGE_CACHE);
+    CHECK_EQ(list.spans[0].plan_id, 1);
+    const struct fl_span *read = &list.spans[1];
+    const struct fl_span *repack = &list.spans[2];
+    CHECK_EQ(read->phase, FL_PHASE_READ);
+    CHECK_EQ(read->start_ns, f.job.begin_ns);
+    CHECK(read->busy_ns + repack->busy_ns + list.spans[0].busy_ns <= read->end_ns - read->start_ns);
+    end(&f);
+}
+
 static void check_failure(struct fixture *f, fl_status want, const char *words)
 {
     const struct piece_weights *weights;
@@ -582,6 +765,11 @@ static const struct test_case cases[] = {
     {"loader: a damaged cache entry is fetched again in mid load",
      a_damaged_cache_entry_is_fetched_again_in_mid_load},
     {"loader: embedding rows come ahead of the pieces", embedding_rows_come_ahead_of_the_pieces},
+    {"loader: the intervals of a load have no gaps and add up", a_loads_intervals_have_no_gaps},
+    {"loader: the wire and the cache are told apart", the_wire_and_the_cache_are_told_apart},
+    {"loader: a file that is not in the page cache comes from the disk",
+     a_dropped_file_comes_from_the_disk},
+    {"loader: rows that are served in between are no reading", rows_that_are_served_are_no_reading},
     {"loader: a file cut short while it is loaded is named",
      a_file_cut_short_while_it_is_loaded_is_named},
     {"loader: a file that vanishes is still read to its end",
