@@ -14,6 +14,7 @@ struct mailbox {
     size_t capacity;      /* of ring, a multiple of 8 */
     size_t reserved_at;   /* writer: where the reserved record begins, in bytes ever written */
     size_t reserved_next; /* writer: where it ends */
+    size_t base;          /* the position that lies at ring[0]; see mailbox_reserve() */
 
     /* Bytes ever posted and ever popped; always 0 <= posted - popped <= capacity.  `posted` is
      * written by the writer only, `popped` by the reader only. */
@@ -39,6 +40,7 @@ fl_status mailbox_open(size_t size, struct mailbox **out)
     mailbox->capacity = capacity;
     mailbox->reserved_at = 0;
     mailbox->reserved_next = 0;
+    mailbox->base = 0;
     atomic_init(&mailbox->posted, 0);
     atomic_init(&mailbox->popped, 0);
     *out = mailbox;
@@ -50,9 +52,14 @@ void mailbox_close(struct mailbox *mailbox)
     free(mailbox);
 }
 
+static size_t offset_of(const struct mailbox *mailbox, size_t position)
+{
+    return (position - mailbox->base) % mailbox->capacity;
+}
+
 static struct record *record_at(struct mailbox *mailbox, size_t position)
 {
-    return (struct record *)(void *)(mailbox->ring + position % mailbox->capacity);
+    return (struct record *)(void *)(mailbox->ring + offset_of(mailbox, position));
 }
 
 void *mailbox_reserve(struct mailbox *mailbox, uint32_t kind, size_t size)
@@ -66,8 +73,13 @@ void *mailbox_reserve(struct mailbox *mailbox, uint32_t kind, size_t size)
     const size_t popped = atomic_load_explicit(&mailbox->popped, memory_order_acquire);
     FL_ASSERT(posted - popped <= mailbox->capacity);
 
+    /* An empty ring begins again at its front, so that no more memory is touched than was ever full.
+     * The reader looks at `base` between what it acquires and what it releases only. */
+    if (posted == popped) {
+        mailbox->base = posted;
+    }
     const size_t wanted = sizeof(struct record) + round_up(size);
-    const size_t to_end = mailbox->capacity - posted % mailbox->capacity;
+    const size_t to_end = mailbox->capacity - offset_of(mailbox, posted);
     const size_t skipped = wanted > to_end ? to_end : 0;
     if (wanted + skipped > mailbox->capacity - (posted - popped)) {
         return NULL;
@@ -99,7 +111,7 @@ void *mailbox_front(struct mailbox *mailbox, uint32_t *out_kind, size_t *out_siz
     }
     struct record *record = record_at(mailbox, popped);
     if (record->kind == (uint32_t)KIND_SKIP) {
-        popped += mailbox->capacity - popped % mailbox->capacity;
+        popped += mailbox->capacity - offset_of(mailbox, popped);
         atomic_store_explicit(&mailbox->popped, popped, memory_order_release);
         FL_ASSERT(popped != posted); /* a skip is posted together with a record */
         record = record_at(mailbox, popped);

@@ -4,7 +4,8 @@
  * posts it; the reader looks at the front and pops it.  Records are contiguous
  * and aligned to 8 bytes.  A mailbox between two threads of a node is as large
  * as the credits of its peers allow: a full one means that a peer keeps to
- * none, or that the writer has to wait, as its owner decides.
+ * none, or that the writer has to wait, as its owner decides.  An empty one
+ * begins at its front again: pages that were never full are never touched.
  *
  *     writer ── reserve, post ──► [ record ][ record ][   ] ── front, pop ──► reader
  *

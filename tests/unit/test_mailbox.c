@@ -110,6 +110,22 @@ static void a_reservation_that_is_not_posted_is_never_seen(void)
     mailbox_close(mailbox);
 }
 
+static void an_empty_ring_begins_at_its_front_again(void)
+{
+    struct mailbox *mailbox;
+    CHECK_EQ(mailbox_open(1 << 16, &mailbox), FL_OK);
+    const unsigned char *first = mailbox_reserve(mailbox, 1, 100);
+    for (uint32_t i = 0; i < 2000; i++) {
+        CHECK(mailbox_reserve(mailbox, 1, 100) == first);
+        put(mailbox, 1, 100);
+        CHECK(mailbox_reserve(mailbox, 2, 40) != first); /* the first is still there */
+        put(mailbox, 2, 40);
+        take(mailbox, 1, 100);
+        take(mailbox, 2, 40);
+    }
+    mailbox_close(mailbox);
+}
+
 enum { RECORDS = 20000 };
 
 struct pair {
@@ -192,6 +208,7 @@ static const struct test_case cases[] = {
      a_record_over_half_the_ring_never_fits_and_half_always_does},
     {"mailbox: a reservation that is not posted is never seen",
      a_reservation_that_is_not_posted_is_never_seen},
+    {"mailbox: an empty ring begins at its front again", an_empty_ring_begins_at_its_front_again},
     {"mailbox: two threads lose nothing and miss no wake",
      two_threads_lose_nothing_and_no_wake_is_missed},
 };
