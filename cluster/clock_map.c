@@ -1,5 +1,6 @@
 #include "cluster/clock_map.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -91,17 +92,26 @@ static bool interval_of(const struct clock_map *map, const struct clock_map_samp
     return true;
 }
 
-/* The old half loses every second point.  Nothing is lost where the others are: each is as narrow
- * as all points together make it. */
+/* Gives up the point that stands closest for its age, so that what is long ago is known more
+ * coarsely, and never the first.  Nothing is lost where the others are: each is as narrow as all
+ * points together make it. */
 static void thin_out(struct clock_map *map)
 {
-    const uint32_t half = CLOCK_MAP_POINT_MAX / 2;
-    for (uint32_t i = 0; i < half / 2; i++) {
-        map->points[i] = map->points[(size_t)2 * i];
+    const uint64_t last_ns = map->points[map->point_count - 1].ns;
+    uint32_t least = 1;
+    double closest = INFINITY;
+    for (uint32_t i = 1; i + 1 < map->point_count; i++) {
+        const struct clock_map_point *point = &map->points[i];
+        const double closeness =
+            (double)(point[1].ns - point[-1].ns) / (double)(last_ns - point->ns + FL_NS_PER_S);
+        if (closeness < closest) {
+            closest = closeness;
+            least = i;
+        }
     }
-    memmove(&map->points[half / 2], &map->points[half],
-            (map->point_count - half) * sizeof(map->points[0]));
-    map->point_count -= half / 2;
+    map->point_count--;
+    memmove(&map->points[least], &map->points[least + 1],
+            (map->point_count - least) * sizeof(map->points[0]));
 }
 
 /* What the last point says narrows those before it. */

@@ -45,9 +45,9 @@ extern "C" {
 #endif
 
 enum {
-    CLOCK_MAP_DRIFT_PPM = 500,    /* the allowance */
-    CLOCK_MAP_POINT_MAX = 512,    /* intervals kept; the old half is thinned out when it is full */
-    CLOCK_MAP_TRIP_MAX_S = 60,    /* a slower ping says nothing */
+    CLOCK_MAP_DRIFT_PPM = 500,  /* the allowance */
+    CLOCK_MAP_POINT_MAX = 1024, /* intervals kept; dense for the last minute, then coarser by age */
+    CLOCK_MAP_TRIP_MAX_S = 60,  /* a slower ping says nothing */
     CLOCK_MAP_ASLEEP_MIN_MS = 10, /* less is the reading of two clocks, not a suspend */
 };
 

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,8 @@ static const uint64_t aftermath_ns = 15 * FL_NS_PER_S;
 static const uint64_t plenty = UINT64_C(1) << 30;
 
 struct box {
+    struct sim_cluster *sim;
+    uint64_t origin_ns; /* what this machine's clock is ahead of the network's */
     bool alive;
     struct transport *transport;
     struct device *device;
@@ -58,7 +61,7 @@ struct sim_cluster {
     struct sim_request *requests; /* [SIM_REQUEST_MAX] */
     struct {
         bool wanted;
-        uint32_t joined, loaded, running, kv_used, kv_total, kept;
+        uint32_t joined, clocks, loaded, running, kv_used, kv_total, kept;
         uint64_t memory;
     } status;
     char complaint[NOT_KEPT_MAX];
@@ -231,10 +234,24 @@ static void take_text(struct sim_cluster *sim, struct sim_request *request,
     }
 }
 
+/* Nodes are called box1 and so on, and their clocks do not drift. */
+static void check_clock(struct sim_cluster *sim, const struct fl_node_summary *node)
+{
+    const unsigned long number = strtoul(node->name + strlen("box"), NULL, 10);
+    FL_ASSERT(number >= 1 && number <= sim->config.node_count);
+    const double true_us = (double)sim->boxes[number - 1].origin_ns / 1e3;
+    if (node->clock_known && fabs(node->clock_offset_us - true_us) > node->clock_error_us) {
+        complain(sim, "the clock of %s is %.3f us ahead and not %.3f us, error %.3f us", node->name,
+                 true_us, node->clock_offset_us, node->clock_error_us);
+    }
+    sim->status.clocks += node->clock_known;
+}
+
 static void take_status(struct sim_cluster *sim, const struct fl_client_event *event)
 {
     sim->status.wanted = false;
     sim->status.joined = 0;
+    sim->status.clocks = 0;
     sim->status.loaded = event->as.status.loaded_count;
     sim->status.memory = 0;
     sim->status.running = 0;
@@ -243,6 +260,7 @@ static void take_status(struct sim_cluster *sim, const struct fl_client_event *e
     for (uint32_t i = 0; i < event->as.status.node_count; i++) {
         const struct fl_node_summary *node = &event->as.status.nodes[i];
         sim->status.joined += strcmp(node->state, "lost") != 0;
+        check_clock(sim, node);
         sim->status.memory += node->memory_used;
     }
     for (uint32_t i = 0; i < event->as.status.loaded_count; i++) {
@@ -417,6 +435,13 @@ void sim_kill(struct sim_cluster *sim, uint32_t node)
     fault(sim);
 }
 
+/* Every machine has a clock of its own, which began some time. */
+static uint64_t box_now(void *ctx)
+{
+    const struct box *box = ctx;
+    return sim_now(box->sim) + box->origin_ns;
+}
+
 static fl_status box_start(struct sim_cluster *sim, uint32_t node)
 {
     struct box *box = &sim->boxes[node];
@@ -437,7 +462,7 @@ static fl_status box_start(struct sim_cluster *sim, uint32_t node)
         FL_TRY(shard_cache_open(&cache, &box->cache));
     }
     struct node_config config = {.transport = box->transport,
-                                 .clock = sim->clock,
+                                 .clock = {.now_ns = box_now, .ctx = box},
                                  .device = box->device,
                                  .storage = &box->storage,
                                  .cache = box->cache,
@@ -563,6 +588,7 @@ static bool part_run(struct sim_cluster *sim, uint32_t part, uint64_t *next_ns)
         }
         if (which == NODE_WIRE) {
             box->status = node_wire_poll(box->node, &due);
+            due = due != UINT64_MAX ? due - box->origin_ns : due;
             if (box->status != FL_OK) {
                 complain(sim, "box%u gives up: %s", (unsigned)((part - 2) / NODE_PART_COUNT + 1),
                          node_text(box->node));
@@ -741,6 +767,10 @@ void sim_check_idle(struct sim_cluster *sim)
         complain(sim, "%" PRIu32 " of %" PRIu32 " nodes are there", sim->status.joined,
                  sim->config.node_count);
     }
+    if (sim->status.clocks != sim->status.joined) {
+        complain(sim, "the clocks of %" PRIu32 " of %" PRIu32 " nodes are known",
+                 sim->status.clocks, sim->status.joined);
+    }
     for (uint32_t i = 0; i < sim->config.node_count; i++) {
         if (sim->boxes[i].alive) {
             node_census(sim->boxes[i].node, &censuses[i]);
@@ -813,6 +843,10 @@ fl_status sim_open(const struct sim_config *config, struct sim_cluster **out)
     sim->random = config->seed ^ UINT64_C(0x5851f42d4c957f2d);
     sim->incarnation = 1000;
     sim->next_id = 1;
+    for (uint32_t i = 0; i < SIM_NODE_MAX; i++) {
+        sim->boxes[i].sim = sim;
+        sim->boxes[i].origin_ns = (config->seed + i) * UINT64_C(0x9e3779b97f4a7c15) >> 12;
+    }
     temp_folder_make(&sim->caches);
     *out = sim;
     return open_parts(sim);

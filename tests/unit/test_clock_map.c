@@ -3,33 +3,16 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 
 #include "proto/base/clock.h"
 #include "tests/harness.h"
+#include "tests/support/skewed_clock.h"
 
 enum {
     TRIALS = 2000,
     PINGS = 80,
-    LOOKS = 6, /* at moments past and to come, after every ping */
-    PIECE_MAX = 64,
+    LOOKS = 6,                              /* at moments past and to come, after every ping */
     ALLOWANCE = CLOCK_MAP_DRIFT_PPM * 1000, /* ppb */
-};
-
-/* ---- clocks ---- */
-
-/* From true time `from_ns` on the clock runs at `ppb` more than true time, or stands still. */
-struct piece {
-    uint64_t from_ns;
-    long double reading; /* at from_ns, less the origin */
-    int64_t ppb;
-    bool asleep;
-};
-
-struct test_clock {
-    uint64_t origin;
-    uint32_t count;
-    struct piece pieces[PIECE_MAX];
 };
 
 static uint64_t seed_state;
@@ -43,60 +26,11 @@ static uint64_t draw(uint64_t count)
     return count > 0 ? (z ^ (z >> 31)) % count : z ^ (z >> 31);
 }
 
-static const struct piece *piece_at(const struct test_clock *clock, uint64_t true_ns)
-{
-    uint32_t i = clock->count - 1;
-    while (i > 0 && clock->pieces[i].from_ns > true_ns) {
-        i--;
-    }
-    return &clock->pieces[i];
-}
-
-static long double since_origin(const struct test_clock *clock, uint64_t true_ns)
-{
-    const struct piece *piece = piece_at(clock, true_ns);
-    const long double span = (long double)(true_ns - piece->from_ns);
-    return piece->asleep ? piece->reading
-                         : piece->reading + span + span * (long double)piece->ppb / 1e9L;
-}
-
-static uint64_t reading(const struct test_clock *clock, uint64_t true_ns)
-{
-    return clock->origin + (uint64_t)floorl(since_origin(clock, true_ns));
-}
-
-static uint64_t asleep_ns(const struct test_clock *clock, uint64_t true_ns)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < clock->count; i++) {
-        const struct piece *piece = &clock->pieces[i];
-        const uint64_t end = i + 1 < clock->count ? clock->pieces[i + 1].from_ns : true_ns;
-        const uint64_t until = end < true_ns ? end : true_ns;
-        sum += piece->asleep && until > piece->from_ns ? until - piece->from_ns : 0;
-    }
-    return sum;
-}
-
-static void piece_add(struct test_clock *clock, uint64_t from_ns, int64_t ppb, bool asleep)
-{
-    CHECK(clock->count < PIECE_MAX);
-    const long double now = clock->count > 0 ? since_origin(clock, from_ns) : 0;
-    clock->pieces[clock->count++] =
-        (struct piece){.from_ns = from_ns, .reading = now, .ppb = ppb, .asleep = asleep};
-}
-
-static struct test_clock clock_of(uint64_t origin, int64_t ppb)
-{
-    struct test_clock clock = {.origin = origin};
-    piece_add(&clock, 0, ppb, false);
-    return clock;
-}
-
 /* ---- pings ---- */
 
 struct world {
-    struct test_clock ours;
-    struct test_clock theirs;
+    struct skewed_clock ours;
+    struct skewed_clock theirs;
     struct clock_map map;
     uint64_t now_ns;     /* true time */
     uint64_t certain_ns; /* true time when the last ping taken was sent */
@@ -108,9 +42,9 @@ static struct world world;
 static void world_open(uint64_t our_origin, int64_t our_ppb, uint64_t their_origin,
                        int64_t their_ppb)
 {
-    world = (struct world){.ours = clock_of(our_origin, our_ppb),
-                           .theirs = clock_of(their_origin, their_ppb),
-                           .now_ns = FL_NS_PER_S};
+    world = (struct world){.now_ns = FL_NS_PER_S};
+    skewed_clock_init(&world.ours, our_origin, our_ppb);
+    skewed_clock_init(&world.theirs, their_origin, their_ppb);
     clock_map_init(&world.map, 0);
 }
 
@@ -121,12 +55,13 @@ static enum clock_map_news ping(uint64_t there_ns, uint64_t held_ns, uint64_t ba
     const uint64_t received = sent + there_ns;
     const uint64_t replied = received + held_ns;
     const uint64_t returned = replied + back_ns;
-    const struct clock_map_sample sample = {.sent_ns = reading(&world.ours, sent),
-                                            .received_ns = reading(&world.theirs, received),
-                                            .replied_ns = reading(&world.theirs, replied),
-                                            .returned_ns = reading(&world.ours, returned),
-                                            .asleep_ns = asleep_ns(&world.ours, returned),
-                                            .their_asleep_ns = asleep_ns(&world.theirs, replied)};
+    const struct clock_map_sample sample = {.sent_ns = skewed_clock_at(&world.ours, sent),
+                                            .received_ns = skewed_clock_at(&world.theirs, received),
+                                            .replied_ns = skewed_clock_at(&world.theirs, replied),
+                                            .returned_ns = skewed_clock_at(&world.ours, returned),
+                                            .asleep_ns = skewed_clock_asleep(&world.ours, returned),
+                                            .their_asleep_ns =
+                                                skewed_clock_asleep(&world.theirs, replied)};
     world.now_ns = returned;
     const enum clock_map_news news = clock_map_take(&world.map, &sample);
     if (news != CLOCK_MAP_REFUSED) {
@@ -143,8 +78,8 @@ static uint64_t distance(uint64_t a, uint64_t b)
 /* What the map says about a moment, against the truth.  Returns whether it said something. */
 static bool look(uint64_t true_ns, uint64_t *out_error_ns)
 {
-    const uint64_t ours = reading(&world.ours, true_ns);
-    const uint64_t theirs = reading(&world.theirs, true_ns);
+    const uint64_t ours = skewed_clock_at(&world.ours, true_ns);
+    const uint64_t theirs = skewed_clock_at(&world.theirs, true_ns);
     uint64_t got = 0;
     uint64_t error = 0;
     int64_t offset = 0;
@@ -231,29 +166,18 @@ static uint64_t draw_origin(void)
 /* Rates change and machines sleep while no ping is under way, or while one is. */
 static void go_on(const struct trial *trial, uint64_t span_ns)
 {
-    if (trial->changing && world.ours.count < PIECE_MAX - 4 && draw(3) == 0) {
+    if (trial->changing && draw(3) == 0) {
         const uint64_t when = world.now_ns + draw(span_ns + 1);
-        piece_add(&world.ours, when, draw_ppb(trial->our_most), false);
+        (void)skewed_clock_change(&world.ours, when, draw_ppb(trial->our_most));
     }
-    if (trial->changing && world.theirs.count < PIECE_MAX - 4 && draw(3) == 0) {
+    if (trial->changing && draw(3) == 0) {
         const uint64_t when = world.now_ns + draw(span_ns + 1);
         /* Now and then the worst for whoever believes in a steady drift. */
-        const int64_t ppb = draw(2) == 0 ? draw_ppb(trial->their_most)
-                                         : (draw(2) == 0 ? trial->their_most : -trial->their_most);
-        piece_add(&world.theirs, when, ppb, false);
+        const int64_t worst = draw(2) == 0 ? trial->their_most : -trial->their_most;
+        (void)skewed_clock_change(&world.theirs, when,
+                                  draw(2) == 0 ? draw_ppb(trial->their_most) : worst);
     }
     world.now_ns += span_ns;
-}
-
-/* One of the two sleeps; the other waits, its ping perhaps under way.  True time of its end. */
-static void sleep_now(struct test_clock *clock, uint64_t from_ns, uint64_t span_ns)
-{
-    const int64_t ppb = piece_at(clock, from_ns)->ppb;
-    const struct piece *last = &clock->pieces[clock->count - 1];
-    if (clock->count < PIECE_MAX - 4 && last->from_ns < from_ns) {
-        piece_add(clock, from_ns, 0, true);
-        piece_add(clock, from_ns + span_ns, ppb, false);
-    }
 }
 
 static void look_around(uint64_t first_ns)
@@ -261,20 +185,21 @@ static void look_around(uint64_t first_ns)
     uint64_t error = 0;
     for (uint32_t i = 0; i < LOOKS && world.certain_ns >= first_ns; i++) {
         const uint64_t when = first_ns + draw(world.certain_ns - first_ns + 1);
-        if (!piece_at(&world.ours, when)->asleep && !piece_at(&world.theirs, when)->asleep) {
+        if (!skewed_clock_sleeps(&world.ours, when) && !skewed_clock_sleeps(&world.theirs, when)) {
             (void)look(when, &error);
         }
     }
 }
 
 /* A ping that one of the two sleeps through is late, or it is too late and given up. */
-static void ping_asleep(struct test_clock *sleeper, const struct trial *trial)
+static void ping_asleep(struct skewed_clock *sleeper, const struct trial *trial)
 {
     const uint64_t there = draw_way(trial->way, true);
     const uint64_t back = draw_way(trial->way, false);
-    const uint64_t nap = 20 * FL_NS_PER_MS + draw(50 * FL_NS_PER_S);
+    uint64_t nap = 20 * FL_NS_PER_MS + draw(50 * FL_NS_PER_S);
     const uint64_t from = world.now_ns + draw(there + back);
-    sleep_now(sleeper, from, nap);
+    const bool sleeps = skewed_clock_sleep(sleeper, from, nap);
+    nap = sleeps ? nap : 0;
     /* Who sleeps neither receives nor sends. */
     const bool waiting = sleeper == &world.theirs && from <= world.now_ns + there;
     (void)ping(there + (waiting ? nap : 0), 0, back + (waiting ? 0 : nap));
@@ -327,9 +252,9 @@ static void test_error_is_small(void)
         for (uint32_t i = 0; i < 40; i++) {
             const uint64_t there = draw_way((enum way)(seed % WAYS), true);
             const uint64_t back = draw_way((enum way)(seed % WAYS), false);
-            const uint64_t before = reading(&world.ours, world.now_ns);
+            const uint64_t before = skewed_clock_at(&world.ours, world.now_ns);
             CHECK_EQ(ping(there, draw(1000), back), CLOCK_MAP_TAKEN);
-            const uint64_t passed = reading(&world.ours, world.now_ns) - before;
+            const uint64_t passed = skewed_clock_at(&world.ours, world.now_ns) - before;
             least += least == UINT64_MAX ? 0 : passed / 2000 + 2;
             const uint64_t now = (there + back) / 2 + (there + back) / 1000 + 8;
             least = now < least ? now : least;
@@ -373,7 +298,7 @@ static void test_unequal_ways(void)
     uint64_t error = 0;
     world_open(0, 0, 77 * FL_NS_PER_S, 0);
     CHECK_EQ(ping(10000, 0, 3010000), CLOCK_MAP_TAKEN);
-    const uint64_t ours = reading(&world.ours, world.now_ns);
+    const uint64_t ours = skewed_clock_at(&world.ours, world.now_ns);
     CHECK_EQ(clock_map_to_remote(&world.map, ours, &got, &error), FL_OK);
     const uint64_t off = distance(got, ours + 77 * FL_NS_PER_S);
     CHECK(off > 1400 * FL_NS_PER_US && off <= error);
@@ -459,7 +384,7 @@ static void test_step(void)
     uint64_t error = 0;
     world_open(0, 0, 40 * FL_NS_PER_S, 0);
     CHECK_EQ(ping(100000, 0, 100000), CLOCK_MAP_TAKEN);
-    const uint64_t before = reading(&world.theirs, world.now_ns);
+    const uint64_t before = skewed_clock_at(&world.theirs, world.now_ns);
     CHECK_EQ(clock_map_to_local(&world.map, before, &got, &error), FL_OK);
     world.now_ns += FL_NS_PER_S;
     world.theirs.origin += 5 * FL_NS_PER_MS; /* more than a second can explain */
@@ -477,7 +402,7 @@ static void test_they_sleep(void)
     world_open(0, 0, 40 * FL_NS_PER_S, 0);
     CHECK_EQ(ping(100000, 0, 100000), CLOCK_MAP_TAKEN);
     const uint64_t before = world.now_ns - 1000;
-    sleep_now(&world.theirs, world.now_ns + FL_NS_PER_S, 34 * FL_NS_PER_S);
+    (void)skewed_clock_sleep(&world.theirs, world.now_ns + FL_NS_PER_S, 34 * FL_NS_PER_S);
     world.now_ns += 36 * FL_NS_PER_S;
     CHECK_EQ(ping(100000, 0, 100000), CLOCK_MAP_THEY_SLEPT);
     CHECK_EQ(world.map.they_slept_ns, 34 * FL_NS_PER_S);
@@ -493,28 +418,29 @@ static void test_we_sleep(void)
     uint64_t error = 0;
     world_open(0, 0, 40 * FL_NS_PER_S, 0);
     CHECK_EQ(ping(100000, 0, 100000), CLOCK_MAP_TAKEN);
-    sleep_now(&world.ours, world.now_ns + 50000, 3 * FL_NS_PER_S);
+    (void)skewed_clock_sleep(&world.ours, world.now_ns + 50000, 3 * FL_NS_PER_S);
     /* The answer came while we slept: it seems to have been quick. */
     CHECK_EQ(ping(100000, 0, 3 * FL_NS_PER_S), CLOCK_MAP_SLEPT);
     CHECK_EQ(world.map.slept_ns, 3 * FL_NS_PER_S);
     CHECK(!look(world.now_ns, &error));
     /* Another one that was under way with it. */
     const struct clock_map_sample late = {
-        .sent_ns = reading(&world.ours, FL_NS_PER_S + 210000),
-        .received_ns = reading(&world.theirs, FL_NS_PER_S + 240000),
-        .replied_ns = reading(&world.theirs, FL_NS_PER_S + 240000),
-        .returned_ns = reading(&world.ours, world.now_ns),
+        .sent_ns = skewed_clock_at(&world.ours, FL_NS_PER_S + 210000),
+        .received_ns = skewed_clock_at(&world.theirs, FL_NS_PER_S + 240000),
+        .replied_ns = skewed_clock_at(&world.theirs, FL_NS_PER_S + 240000),
+        .returned_ns = skewed_clock_at(&world.ours, world.now_ns),
         .asleep_ns = 3 * FL_NS_PER_S};
     CHECK_EQ(clock_map_take(&world.map, &late), CLOCK_MAP_REFUSED);
     CHECK_EQ(ping(100000, 0, 100000), CLOCK_MAP_TAKEN);
     CHECK(look(world.now_ns, &error));
     /* A clock that is not a suspend: the readings of two clocks differ a little. */
-    const struct clock_map_sample jitter = {.sent_ns = reading(&world.ours, world.now_ns),
-                                            .received_ns = reading(&world.theirs, world.now_ns),
-                                            .replied_ns = reading(&world.theirs, world.now_ns),
-                                            .returned_ns = reading(&world.ours, world.now_ns),
-                                            .asleep_ns = 3 * FL_NS_PER_S + 40000,
-                                            .their_asleep_ns = 900000};
+    const struct clock_map_sample jitter = {
+        .sent_ns = skewed_clock_at(&world.ours, world.now_ns),
+        .received_ns = skewed_clock_at(&world.theirs, world.now_ns),
+        .replied_ns = skewed_clock_at(&world.theirs, world.now_ns),
+        .returned_ns = skewed_clock_at(&world.ours, world.now_ns),
+        .asleep_ns = 3 * FL_NS_PER_S + 40000,
+        .their_asleep_ns = 900000};
     CHECK_EQ(clock_map_take(&world.map, &jitter), CLOCK_MAP_TAKEN);
 }
 
@@ -524,21 +450,14 @@ static void test_history(void)
     uint64_t error = 0;
     world_open(9, 0, 12345678, 0);
     for (uint32_t i = 0; i < 20000; i++) {
-        if (i % 100 == 0) {
-            piece_add(&world.theirs, world.now_ns, draw_ppb(ALLOWANCE), false);
-            if (world.theirs.count > PIECE_MAX - 2) {
-                world.theirs.count = 1; /* an old story: begin another */
-                clock_map_init(&world.map, 0);
-                world.theirs = clock_of(draw(0), 0);
-                world.now_ns += FL_NS_PER_S;
-                world.theirs.pieces[0].from_ns = world.now_ns;
-            }
+        if (i % 320 == 0) {
+            (void)skewed_clock_change(&world.theirs, world.now_ns, draw_ppb(ALLOWANCE));
         }
         world.now_ns += 250 * FL_NS_PER_MS;
         CHECK_EQ(ping(50000 + draw(50000), 0, 50000 + draw(50000)), CLOCK_MAP_TAKEN);
         CHECK(world.map.point_count <= CLOCK_MAP_POINT_MAX);
     }
-    const uint64_t first = world.theirs.pieces[0].from_ns + FL_NS_PER_S;
+    const uint64_t first = 2 * FL_NS_PER_S;
     uint64_t worst = 0;
     for (uint32_t i = 0; i < 1000; i++) {
         CHECK(look(first + (world.now_ns - first) / 1000 * i, &error));
@@ -557,7 +476,7 @@ static void test_order(void)
     other = world.map;
     const struct clock_map *a = &world.map;
     const struct clock_map *b = &other;
-    const uint64_t when = reading(&world.theirs, world.now_ns);
+    const uint64_t when = skewed_clock_at(&world.theirs, world.now_ns);
     CHECK_EQ(clock_map_compare(a, when, a, when), CLOCK_MAP_UNORDERED);
     CHECK_EQ(clock_map_compare(a, when, a, when + 1), CLOCK_MAP_BEFORE);
     CHECK_EQ(clock_map_compare(a, when + 1, a, when), CLOCK_MAP_AFTER);
@@ -565,7 +484,7 @@ static void test_order(void)
     CHECK_EQ(clock_map_compare(a, when + 150000, b, when), CLOCK_MAP_UNORDERED);
     CHECK_EQ(clock_map_compare(a, when, b, when + 250000), CLOCK_MAP_BEFORE);
     CHECK_EQ(clock_map_compare(a, when + 250000, b, when), CLOCK_MAP_AFTER);
-    const uint64_t ours = reading(&world.ours, world.now_ns);
+    const uint64_t ours = skewed_clock_at(&world.ours, world.now_ns);
     CHECK_EQ(clock_map_compare(NULL, ours, a, when + 50000), CLOCK_MAP_UNORDERED);
     CHECK_EQ(clock_map_compare(NULL, ours, a, when + 250000), CLOCK_MAP_BEFORE);
     CHECK_EQ(clock_map_compare(NULL, ours, NULL, ours - 1), CLOCK_MAP_AFTER);

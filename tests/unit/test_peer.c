@@ -107,7 +107,8 @@ static void world_open(uint64_t seed)
     CHECK_EQ(local_network_open(&config, &world.network), FL_OK);
 }
 
-static struct side *side_add(enum fl_party party, const struct fl_pool_key *key)
+static struct side *side_add_with(enum fl_party party, const struct fl_pool_key *key,
+                                  uint64_t clock_ns)
 {
     struct side *side = &world.sides[world.count++];
     CHECK_EQ(transport_local_open(world.network, &side->transport), FL_OK);
@@ -117,9 +118,15 @@ static struct side *side_add(enum fl_party party, const struct fl_pool_key *key)
         .party = party,
         .key = key,
         .events = {side, on_up, on_received, on_sent, on_down},
+        .clock_ns = clock_ns,
     };
     CHECK_EQ(peer_open(&config, &side->peers), FL_OK);
     return side;
+}
+
+static struct side *side_add(enum fl_party party, const struct fl_pool_key *key)
+{
+    return side_add_with(party, key, 0);
 }
 
 /* A process that speaks to the transport without the peer layer. */
@@ -452,9 +459,15 @@ static void test_own_malformed(void)
         uint16_t type;
         size_t header_size;
         size_t size;
-    } wrong[] = {{FL_WIRE_PING, 7, 0},       {FL_WIRE_PING, 8, 1},
-                 {FL_WIRE_PONG, 8, 0},       {5, 0, 0},
-                 {FL_WIRE_HANDSHAKE, 0, 40}, {15, 8, 8}};
+    } wrong[] = {{FL_WIRE_PING, 7, 0},
+                 {FL_WIRE_PING, 8, 1},
+                 {FL_WIRE_PONG, 8, 0},
+                 {FL_WIRE_PONG, 31, 0},
+                 {FL_WIRE_PONG, 16, 0},
+                 {FL_WIRE_PONG, 32, 1},
+                 {5, 0, 0},
+                 {FL_WIRE_HANDSHAKE, 0, 40},
+                 {15, 8, 8}};
     static const unsigned char bytes[64];
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         world_open(13);
@@ -471,6 +484,57 @@ static void test_own_malformed(void)
         CHECK_EQ(a->down, 1);
         world_close();
     }
+}
+
+/* An answer to no ping, or a second one to the same, tells nothing. */
+static void test_false_pong(void)
+{
+    unsigned char pong[32] = {0};
+    world_open(17);
+    struct side *a = side_add(FL_PARTY_NODE, NULL);
+    struct side *b = side_add_with(FL_PARTY_COORDINATOR, NULL, FL_NS_PER_S);
+    const transport_link link = join(a, b);
+    run(3 * FL_NS_PER_S);
+    const struct clock_map *map = peer_clock(b->peers, b->link);
+    CHECK(map != NULL && map->sample_count >= 8);
+    CHECK(peer_clock(a->peers, link) == NULL); /* it keeps none */
+    const uint32_t samples = map->sample_count;
+    const uint64_t recent = now_ns() - FL_NS_PER_MS;
+    for (uint64_t sent = 0; sent <= recent; sent += recent) {
+        memcpy(pong, &sent, sizeof(sent));
+        CHECK_EQ(a->transport->ops->send(a->transport, link, FL_WIRE_PONG, pong, sizeof(pong), NULL,
+                                         0, 0),
+                 FL_OK);
+    }
+    run(20 * FL_NS_PER_MS);
+    CHECK(map->sample_count <= samples + 1);
+    CHECK_EQ(map->step_count, 0);
+    CHECK_EQ(a->down + b->down, 0);
+    world_close();
+}
+
+/* Who lives but does not answer pings has a map that maps nothing. */
+static void test_no_pong(void)
+{
+    uint64_t got = 0;
+    uint64_t error = 0;
+    world_open(18);
+    struct side *a = side_add(FL_PARTY_NODE, NULL);
+    struct side *b = side_add_with(FL_PARTY_COORDINATOR, NULL, FL_NS_PER_S);
+    join(a, b);
+    while (b->up == 0) {
+        run(FL_NS_PER_MS / 10);
+    }
+    run_but(2 * FL_NS_PER_S, a);
+    const struct clock_map *map = peer_clock(b->peers, b->link);
+    CHECK(map != NULL);
+    CHECK_EQ(map->sample_count, 0);
+    CHECK_EQ(clock_map_to_local(map, 1, &got, &error), FL_AGAIN);
+    CHECK_EQ(b->down, 0);
+    run_but(4 * FL_NS_PER_S, a); /* and who says nothing at all is lost, as ever */
+    CHECK_EQ(b->down, 1);
+    CHECK(peer_clock(b->peers, b->link) == NULL);
+    world_close();
 }
 
 static void test_close(void)
@@ -572,6 +636,8 @@ static const struct test_case cases[] = {
     {"peer: no answer to a handshake ends the link with a sentence", test_no_answer},
     {"peer: an address where nobody is ends the link", test_nobody},
     {"peer: malformed messages of the layer's own end the link", test_own_malformed},
+    {"peer: an answer to no ping tells nothing of a clock", test_false_pong},
+    {"peer: the clock of who answers no pings is not known", test_no_pong},
     {"peer: closing delivers what was queued and tells both", test_close},
     {"peer: a full queue says FL_AGAIN", test_back_pressure},
     {"peer: cookies come back when the data is free", test_cookies},

@@ -244,6 +244,67 @@ static void a_wire_that_fails_closes_the_link(void)
     bench.roster = NULL;
 }
 
+/* A pong by which that machine has been suspended for so long since it booted. */
+static void pong(transport_link link, struct clock_map *map, uint64_t their_asleep_ns)
+{
+    bench.now_ns += FL_NS_PER_S;
+    const struct clock_map_sample sample = {.sent_ns = bench.now_ns - 1000,
+                                            .received_ns = bench.now_ns + 77,
+                                            .replied_ns = bench.now_ns + 78,
+                                            .returned_ns = bench.now_ns,
+                                            .their_asleep_ns = their_asleep_ns};
+    roster_ponged(bench.roster, link, map, clock_map_take(map, &sample));
+}
+
+static void a_suspend_is_counted_also_when_the_link_did_not_outlast_it(void)
+{
+    struct clock_map map;
+    open_bench();
+    clock_map_init(&map, 0);
+    struct roster_node *node = join(1, "box1", 100);
+    CHECK(!node->clock_known);
+    pong(1, &map, 5 * FL_NS_PER_S); /* before it joined: none of ours */
+    CHECK(node->clock_known);
+    CHECK_EQ(node->slept_ns, 0);
+    pong(1, &map, 5 * FL_NS_PER_S + 3000); /* two clocks are not read at once */
+    CHECK_EQ(node->slept_ns, 0);
+    pong(1, &map, 8 * FL_NS_PER_S);
+    CHECK_EQ(node->slept_ns, 3 * FL_NS_PER_S);
+    pong(1, &map, 8 * FL_NS_PER_S);
+    CHECK_EQ(node->slept_ns, 3 * FL_NS_PER_S);
+    pong(9, &map, 99 * FL_NS_PER_S); /* of a link that has not joined */
+    CHECK(roster_link_down(bench.roster, 1) == node);
+    clock_map_init(&map, 0); /* the new link's */
+    CHECK(join(2, "box1", 100) == node);
+    CHECK(!node->clock_known);
+    CHECK_EQ(node->slept_ns, 3 * FL_NS_PER_S);
+    pong(2, &map, 42 * FL_NS_PER_S);
+    CHECK_EQ(node->slept_ns, 37 * FL_NS_PER_S);
+    CHECK(node->clock_known);
+    /* Another process starts from nothing. */
+    CHECK(roster_link_down(bench.roster, 2) == node);
+    clock_map_init(&map, 0);
+    CHECK(join(3, "box1", 200) == node);
+    pong(3, &map, 60 * FL_NS_PER_S);
+    CHECK_EQ(node->slept_ns, 0);
+}
+
+static void a_node_that_answers_no_pings_is_named_once(void)
+{
+    struct clock_map map;
+    open_bench();
+    clock_map_init(&map, 0);
+    struct roster_node *mute = join(1, "mute", 100);
+    struct roster_node *node = join(2, "box2", 200);
+    pong(2, &map, 0);
+    roster_poll(bench.roster);
+    CHECK(!mute->clock_missed);
+    bench.now_ns += 5 * FL_NS_PER_S;
+    roster_poll(bench.roster);
+    CHECK(mute->clock_missed && !mute->clock_known && !node->clock_missed);
+    CHECK_EQ(mute->state, ROSTER_READY); /* it works all the same */
+}
+
 static const struct test_case cases[] = {
     {"roster: a node joins and is welcomed", a_node_joins_and_is_welcomed},
     {"roster: a living name is not given twice", a_living_name_is_not_given_twice},
@@ -255,6 +316,10 @@ static const struct test_case cases[] = {
     {"roster: links that never join are closed", links_that_never_join_are_closed},
     {"roster: messages wait in order and not for ever", messages_wait_in_order_and_not_for_ever},
     {"roster: a wire that fails closes the link", a_wire_that_fails_closes_the_link},
+    {"roster: a suspend is counted, also when the link did not outlast it",
+     a_suspend_is_counted_also_when_the_link_did_not_outlast_it},
+    {"roster: a node that answers no pings is named once",
+     a_node_that_answers_no_pings_is_named_once},
 };
 
 TEST_MAIN(cases)
