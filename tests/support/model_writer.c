@@ -1,19 +1,18 @@
 #include "tests/support/model_writer.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "tests/support/bulk_file.h"
 
 enum {
     TENSOR_COUNT_MAX = 13 * FL_LAYER_COUNT_MAX + 8,
     NAME_SIZE = 48,
     PATH_SIZE = 4096,
-    SLAB_SIZE = 1 << 20, /* bytes made and written at once */
+    SLAB_SIZE = 1 << 20, /* bytes made at once */
     KEY_SIZE = 96,
     SCRIPTED_HEAD_SIZE = 32,
 };
@@ -594,25 +593,8 @@ static void fill_scripted(const struct model_spec *spec, const struct planned_te
 
 /* ---- files ---- */
 
-static fl_status write_all(int fd, const char *path, const void *bytes, size_t size)
-{
-    const unsigned char *at = bytes;
-    while (size > 0) {
-        const ssize_t done = write(fd, at, size);
-        if (done < 0 && errno == EINTR) {
-            continue;
-        }
-        if (done < 0) {
-            return FL_FAIL(FL_IO, "%s: cannot be written: %s", path, strerror(errno));
-        }
-        at += done;
-        size -= (size_t)done;
-    }
-    return FL_OK;
-}
-
-static fl_status write_tensor(const struct planned_model *plan, uint32_t index, int fd,
-                              const char *path, unsigned char *slab)
+static fl_status write_tensor(const struct planned_model *plan, uint32_t index,
+                              struct bulk_file *file, unsigned char *slab)
 {
     const struct model_spec *spec = plan->spec;
     const struct planned_tensor *tensor = &plan->tensors[index];
@@ -630,13 +612,13 @@ static fl_status write_tensor(const struct planned_model *plan, uint32_t index, 
         } else {
             fill_random(&random, spec, tensor, slab, size);
         }
-        FL_TRY(write_all(fd, path, slab, size));
+        FL_TRY(bulk_file_put(file, slab, size));
     }
     return FL_OK;
 }
 
-static fl_status write_data(const struct planned_model *plan, uint32_t part, int fd,
-                            const char *path, unsigned char *slab)
+static fl_status write_data(const struct planned_model *plan, uint32_t part, struct bulk_file *file,
+                            unsigned char *slab)
 {
     uint64_t written = 0;
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
@@ -648,10 +630,10 @@ static fl_status write_data(const struct planned_model *plan, uint32_t part, int
             const uint64_t gap = tensor->offset - written;
             const size_t size = gap < SLAB_SIZE ? (size_t)gap : (size_t)SLAB_SIZE;
             memset(slab, 0, size);
-            FL_TRY(write_all(fd, path, slab, size));
+            FL_TRY(bulk_file_put(file, slab, size));
             written += size;
         }
-        FL_TRY(write_tensor(plan, i, fd, path, slab));
+        FL_TRY(write_tensor(plan, i, file, slab));
         written += tensor->size;
     }
     return FL_OK;
@@ -660,21 +642,20 @@ static fl_status write_data(const struct planned_model *plan, uint32_t part, int
 static fl_status write_part(const struct planned_model *plan, uint32_t part, const char *path,
                             unsigned char *slab)
 {
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        return FL_FAIL(FL_IO, "%s: cannot be created: %s", path, strerror(errno));
-    }
+    struct bulk_file *file;
+    FL_TRY(bulk_file_open(path, plan->data_size[part], &file));
     struct gguf_buffer header = {0};
     put_part_header(plan, part, &header);
-    fl_status status = write_all(fd, path, header.data, header.size);
+    fl_status status = bulk_file_put(file, header.data, header.size);
     gguf_buffer_free(&header);
     if (status == FL_OK) {
-        status = write_data(plan, part, fd, path, slab);
+        status = write_data(plan, part, file, slab);
     }
-    if (close(fd) != 0 && status == FL_OK) {
-        status = FL_FAIL(FL_IO, "%s: cannot be written: %s", path, strerror(errno));
+    if (status != FL_OK) {
+        bulk_file_discard(file);
+        return status;
     }
-    return status;
+    return bulk_file_commit(file);
 }
 
 void model_part_path(const char *path, uint32_t number, uint32_t count, char *out, size_t out_size)
