@@ -1,0 +1,256 @@
+"""The boxes a cold cell runs on: hosts of the lab, or plain folders on this machine.
+
+Each box has a folder of its own with a copy of the model and its shard cache.  The coordinator lives
+on the first box, beside a node.
+
+PlainBoxes  loopback, nothing throttled; for trying things out and for machines without root
+LabBoxes    network namespaces with throttled disks and links (cluster/lab/lab)
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import page_cache
+import pool
+
+sys.path.insert(0, os.path.join(pool.ROOT, "cluster", "lab"))
+from cgroup import Cgroups, put
+from state import State
+
+PROBE = os.path.join(pool.ROOT, "tests", "support", "rate_probe.py")
+LAB = os.path.join(pool.ROOT, "cluster", "lab", "lab")
+LAB_FOLDER = "/var/tmp"
+WEIGHT = 100  # of the lab's processes against all others: a neighbour's work should not be measured
+
+
+class Refused(Exception):
+    """A result that would not mean what its cell says."""
+
+
+def probe_result(process, what):
+    out, err = process.communicate(timeout=120)
+    if process.returncode != 0:
+        raise Refused(f"{what} could not be measured: {(err.strip() or 'no reason given').splitlines()[-1]}")
+    return json.loads(out.splitlines()[-1])["bytes_s"]
+
+
+class PlainBoxes:
+    """Boxes that are folders; what a box is and does is changed by LabBoxes."""
+
+    kind = "plain processes on loopback, nothing throttled"
+    processor = "shared with whatever else runs"
+    environment = {}
+    key_file = None  # of the pool; loopback needs none
+    mpirun_arguments = ("--oversubscribe",)
+
+    def __init__(self, count):
+        self.all_names = [f"box{number + 1}" for number in range(count)]
+        self.names, self.disks, self.link = self.all_names, [None] * count, None
+        self.model = None
+        self.start()
+
+    @staticmethod
+    def place():
+        """Where the boxes' folders will be."""
+        return tempfile.gettempdir()
+
+    def start(self):
+        self.folder = tempfile.mkdtemp(prefix="firstlight-cold.")
+        for name in self.all_names:
+            os.makedirs(self.path(name, "models"))
+
+    def close(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.close()
+
+    def path(self, box, *parts):
+        return os.path.join(self.folder, box, *parts)
+
+    def address(self, box):  # pylint: disable=unused-argument
+        return "127.0.0.1"
+
+    def inside(self, box, line):  # pylint: disable=unused-argument
+        """The command line that runs `line` on a box."""
+        return line
+
+    def mpirun_host(self, box):  # pylint: disable=unused-argument
+        """What tells mpirun that the next program belongs on this box."""
+        return ()
+
+    def use(self, disks, link, model):
+        """The first boxes with these disks, each with its own copy of the model."""
+        self.names = self.all_names[:len(disks)]
+        self.set_rates(disks, link)
+        for box in self.all_names:
+            self.clear_cache(box)
+        if model != self.model:
+            for box in self.all_names:
+                for old in os.listdir(self.path(box, "models")):
+                    os.unlink(self.path(box, "models", old))
+            self.put_model(model)
+            self.model = model
+
+    def set_rates(self, disks, link):  # pylint: disable=unused-argument
+        self.disks = [None] * len(disks)
+
+    def put_model(self, model):
+        for box in self.all_names:
+            copy = self.path(box, "models", os.path.basename(model))
+            shutil.copyfile(model, copy)
+            with open(copy, "rb") as file:
+                os.fsync(file.fileno())
+
+    def clear_cache(self, box):
+        shutil.rmtree(self.path(box, "cache"), ignore_errors=True)
+
+    def files(self):
+        """Every file that bytes of the model may come from."""
+        return [os.path.join(folder, name) for box in self.names for folder, _, names in os.walk(self.path(box))
+                for name in names]
+
+    def make_cold(self):
+        """No byte of the boxes' files is in the page cache any more, or Refused."""
+        page_cache.drop(self.files())
+        self.check_cold()
+
+    def check_cold(self):
+        """The share in the page cache just before a request.  Programs that start may have looked at a file's header:
+        that is let go of once more."""
+        if page_cache.share(self.files()) > 0:
+            page_cache.drop(self.files())
+        for path in self.files():
+            there, pages = page_cache.resident(path)
+            if there > 0:
+                raise Refused(f"{path} is still in the page cache, {there} of {pages} pages; does another process "
+                              "map it?")
+        return 0.0
+
+    # ---- rates, as a program on the box finds them
+
+    def measure_disks(self, seconds=1.5, rounds=2):
+        """Bytes a second of each box's disk, all at once, as a cold start uses them; the best of a few tries, for a
+        limit must not be missed from below."""
+        tries = [self.measure_disks_once(seconds) for _ in range(rounds)]
+        return [max(rates) for rates in zip(*tries)]
+
+    def measure_disks_once(self, seconds):
+        name = os.path.basename(self.model)
+        running = [self.probe(box, "disk", self.path(box, "models", name), str(seconds)) for box in self.names]
+        return [probe_result(process, f"the disk of {box}") for box, process in zip(self.names, running)]
+
+    def measure_cached(self):
+        """Bytes a second of a file in the page cache."""
+        box = self.names[0]
+        path = self.path(box, "models", os.path.basename(self.model))
+        page_cache.fill([path])
+        return probe_result(self.probe(box, "cached", path), f"the page cache of {box}")
+
+    def measure_links(self, seconds=0.8):
+        """Bytes a second that leave each box, to its neighbour."""
+        if len(self.names) == 1:
+            return [float("inf")]
+        return [self.measure_link(box, self.names[number - 1], seconds) for number, box in enumerate(self.names)]
+
+    def measure_link(self, sender, receiver, seconds):
+        rest = [self.address(receiver), str(pool.free_port()), str(seconds)]
+        listener = self.probe(receiver, "receive", *rest)
+        listener.stdout.readline()  # ready
+        try:
+            probe_result(self.probe(sender, "send", *rest), f"the link from {sender} to {receiver}")
+        except Refused:
+            listener.kill()
+            raise
+        return probe_result(listener, f"the link from {sender} to {receiver}")
+
+    def probe(self, box, *arguments):
+        return subprocess.Popen(self.inside(box, ["python3", PROBE, *arguments]), stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+
+
+def lab(*arguments):
+    """What a command of the lab printed; Refused with its sentence."""
+    try:
+        done = subprocess.run([LAB, *arguments], capture_output=True, text=True, timeout=600, check=False)
+    except OSError as why:
+        raise Refused(f"the lab cannot be started: {LAB}: {why.strerror}") from None
+    if done.returncode != 0:
+        raise Refused((done.stderr.strip() or f"lab {arguments[0]} failed").splitlines()[-1])
+    return done.stdout
+
+
+class LabBoxes(PlainBoxes):
+    """Hosts of a lab that is up for as long as this object is open."""
+
+    kind = "hosts of cluster/lab: network namespaces with throttled disks and links on one machine"
+    processor = f"the boxes share this machine's cores, and go before everything else by {WEIGHT} to 1"
+    mpirun_arguments = ("--oversubscribe", "--mca", "plm_rsh_agent",
+                        os.path.join(pool.ROOT, "cluster", "lab", "agent"))
+
+    @staticmethod
+    def place():
+        return LAB_FOLDER
+
+    def start(self):
+        self.scratch = tempfile.mkdtemp(prefix="firstlight-cold.")
+        path = os.path.join(self.scratch, "lab.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"folder": LAB_FOLDER, "hosts": [{"name": name} for name in self.all_names]}, file)
+        try:
+            lab("up", path)
+        except BaseException:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            raise
+        try:
+            self.go_first()
+            hosts = json.loads(lab("status", "--json"))["hosts"]
+            self.folders = {host["name"]: host["folder"] for host in hosts}
+            self.addresses = {host["name"]: host["address"] for host in hosts}
+            self.key_file = os.path.join(self.scratch, "pool.key")
+            subprocess.run([pool.program("firstlight"), "keygen", "--out", self.key_file], check=True,
+                           capture_output=True, timeout=60)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def go_first():
+        """A control group counts as one process against those outside, however many it holds."""
+        version, root = Cgroups().places["cpu"]
+        name, normal = {1: ("cpu.shares", 1024), 2: ("cpu.weight", 100)}[version]
+        put(os.path.join(root, State().lab, name), str(min(WEIGHT * normal, 262144 if version == 1 else 10000)))
+
+    def close(self):
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        lab("down")
+
+    def path(self, box, *parts):
+        return os.path.join(self.folders[box], *parts)
+
+    def address(self, box):
+        return self.addresses[box]
+
+    def inside(self, box, line):
+        return [LAB, "exec", box, "--", *line]
+
+    def mpirun_host(self, box):
+        return ("-H", box)
+
+    def set_rates(self, disks, link):
+        self.disks, self.link = list(disks), link
+        for box, disk in zip(self.names, disks):
+            lab("set", box, "disk=none" if disk is None else f"disk={disk // 1000}kB/s", f"link={link * 8 // 1000}kbit/s")
+
+    def put_model(self, model):
+        lab("put", "all", model)
+
+    def make_cold(self):
+        lab("cold")
+        self.check_cold()
