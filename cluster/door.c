@@ -12,6 +12,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/base/log_throttle.h"
 #include "proto/base/spare_descriptor.h"
 
 enum {
@@ -53,6 +54,8 @@ struct door {
     int listener;
     int epoll;
     int spare; /* a descriptor to turn a visitor away with when none is left */
+    struct fl_log_throttle turned_away;
+    uint64_t now_ns; /* of the poll under way */
     uint64_t counter;
     size_t strangers;
     size_t pending; /* visits with a deadline */
@@ -239,7 +242,7 @@ static void take_record(struct door *door, struct visit *visit, const unsigned c
     if (refused) {
         snprintf(text, sizeof(text), "%.64s: %.180s", visit->peer, fl_last_error());
     }
-    if (refused && !visit->opener) {
+    if (refused && !visit->opener && fl_log_throttle_pass(&door->turned_away, door->now_ns)) {
         fl_log(FL_LOG_WARN, "visitor turned away: %s", text);
     }
     bool told = answer_size == 0 || put_frame(visit, answer, answer_size);
@@ -319,7 +322,8 @@ static void accept_one(struct door *door, uint64_t now_ns)
                            SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
         /* Gone again, or no descriptors left: the visitor will try again. */
-        if (fl_spare_descriptor_refuse(&door->spare, door->listener, errno)) {
+        if (fl_spare_descriptor_refuse(&door->spare, door->listener, errno) &&
+            fl_log_throttle_pass(&door->turned_away, now_ns)) {
             fl_log(FL_LOG_WARN, "visitor turned away: no file descriptor is left (ulimit -n)");
         }
         return;
@@ -370,6 +374,7 @@ static void check_deadlines(struct door *door, uint64_t now_ns, uint64_t *next_n
 unsigned door_poll(struct door *door, uint64_t now_ns, uint64_t *next_ns)
 {
     struct epoll_event events[EVENT_BATCH];
+    door->now_ns = now_ns;
     const int count = epoll_wait(door->epoll, events, EVENT_BATCH, 0);
     for (int i = 0; i < count; i++) {
         const door_visit id = events[i].data.u64;
@@ -385,6 +390,9 @@ unsigned door_poll(struct door *door, uint64_t now_ns, uint64_t *next_ns)
         }
     }
     check_deadlines(door, now_ns, next_ns);
+    const uint64_t due_ns =
+        fl_log_throttle_poll(&door->turned_away, now_ns, FL_LOG_WARN, "visitors turned away");
+    *next_ns = due_ns < *next_ns ? due_ns : *next_ns;
     return count > 0 ? (unsigned)count : 0;
 }
 

@@ -139,6 +139,19 @@ def wrong_and_missing_keys_are_refused():
             works(pool)
 
 
+def knocks_are_counted_not_listed():
+    with tempfile.TemporaryDirectory() as folder, cluster.Pool(nodes=0, key=key_file(folder, "right.key")) as pool:
+        def refusals():
+            return [line for line in pool.coordinator.log().splitlines() if "turned away" in line]
+        for _ in range(30):
+            with connect(pool.join) as stranger:
+                stranger.sendall(struct.pack("<H", 41) + b"\x07flh" + bytes([1, 0, 1, 2]) + os.urandom(32) + b"\0")
+                assert closed_by_peer(stranger, 10)
+        assert len(refusals()) == 1, refusals()
+        cluster.wait_until(lambda: len(refusals()) == 2, 20, "the rest is counted")
+        assert "29 more" in refusals()[1], refusals()
+
+
 def other_addresses_need_a_key():
     for program, arguments in (("firstlight-coordinator", ["--listen", "0.0.0.0:0"]),
                                ("firstlight-coordinator", ["--client-listen", "0.0.0.0:0"]),
@@ -194,6 +207,6 @@ def a_name_that_does_not_resolve_is_said_once():
 if __name__ == "__main__":
     cluster.main([garbage_on_the_client_port, half_frame_then_silence, garbage_on_the_node_port, many_silent_clients,
                   client_that_vanishes_frees_the_cluster, wrong_and_missing_keys_are_refused,
-                  other_addresses_need_a_key, odd_files_in_the_models_folder_hide_no_other,
+                  knocks_are_counted_not_listed, other_addresses_need_a_key, odd_files_in_the_models_folder_hide_no_other,
                   wrong_addresses_cost_one_line,
                   a_name_that_does_not_resolve_is_said_once])
