@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cluster/transport_ports.h"
 #include "proto/base/status.h"
 #include "proto/cluster_message.h"
 #include "proto/handshake.h"
@@ -105,12 +106,13 @@ struct transport_ops {
  * fl_network_source_toward).  What listens on loopback reaches loopback only.  The listener may be
  * on IPv6, but UCX 1.13 moves data over IPv4 only: machines need both, or IPv4.
  * FL_INVALID for a host that does not resolve, FL_BUSY for a port in use, FL_AGAIN while no network
- * device is up: UCX never uses one that comes up later.  Data goes over ports of its own, which
- * UCX_TCP_PORT_RANGE=A-B in the environment confines. */
+ * device is up: UCX never uses one that comes up later; FL_BUSY also when the data ports are all in
+ * use.  UCX_TCP_PORT_RANGE=A-B in the environment says more than `data_ports`. */
 struct transport_ucx_config {
     const char *listen;
-    enum fl_party party;           /* who we say we are; 0: a node */
-    const struct fl_pool_key *key; /* NULL: none; borrowed until close */
+    enum fl_party party;               /* who we say we are; 0: a node */
+    const struct fl_pool_key *key;     /* NULL: none; borrowed until close */
+    struct transport_ports data_ports; /* where others' data comes in; 0 and 0: any ports */
 };
 FL_MUST_CHECK fl_status transport_ucx_open(const struct transport_ucx_config *config,
                                            struct transport **out);

@@ -23,7 +23,7 @@ may_include() {
 # The files a header belongs to, as LAYER/NAME patterns.
 owner_of() {
     case $1 in
-    ucp/* | ucs/* | uct/*)   echo 'cluster/transport_ucx.c' ;;
+    ucp/* | ucs/* | uct/*)   echo 'cluster/ucx_worker.c cluster/ucx_pipe.c' ;;
     mpi.h)                   echo 'cluster/bootstrap_mpi.c' ;;
     nccl.h)                  echo 'cluster/collective_nccl.c' ;;
     cJSON.h | cjson/*)       echo 'cluster/topology.c tests/*.c' ;;
