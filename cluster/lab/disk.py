@@ -54,9 +54,9 @@ def device_number(folder, mount):
     return f"{os.major(number)}:{os.minor(number)}"
 
 
-def whole_disk(number):
+def whole_disk(number, devices="/sys/dev/block"):
     """ "MAJOR:MINOR" of the disk of a partition, or of the disk itself, and its folder in /sys."""
-    place = os.path.realpath(f"/sys/dev/block/{number}")
+    place = os.path.realpath(os.path.join(devices, number))
     if os.path.exists(os.path.join(place, "partition")):
         place = os.path.dirname(place)
         with open(os.path.join(place, "dev"), encoding="ascii") as file:
