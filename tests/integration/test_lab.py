@@ -17,7 +17,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import pool as cluster
 from pool import ROOT, Skip, wait_until
-from slow_hosts import AGENT, LAB, MB, Lab, forget, need_lab
+from slow_hosts import AGENT, LAB, LISTEN, MB, SEND, Lab, forget, need_lab
 import cgroup
 import disk
 import hosts_file
@@ -37,21 +37,6 @@ else:
     while os.readv(file, [block]) > 0:
         pass
 print(time.monotonic() - start)
-"""
-LISTEN = """
-import socket, sys, time
-with socket.create_server((sys.argv[1], 7001)) as server:
-    print("listening", flush=True)
-    link, _ = server.accept()
-    block, start = link.recv(1), time.monotonic()
-    while block:
-        block = link.recv(1 << 16)
-    print(time.monotonic() - start)
-"""
-SEND = """
-import socket, sys
-with socket.create_connection((sys.argv[1], 7001)) as link:
-    link.sendall(bytes(int(sys.argv[2])))
 """
 
 

@@ -23,6 +23,23 @@ LAB = os.path.join(ROOT, "cluster", "lab", "lab")
 AGENT = os.path.join(ROOT, "cluster", "lab", "agent")
 MB = 10**6
 
+# A socket copy: ADDRESS listens and prints the seconds from first byte to last; ADDRESS SIZE sends.
+LISTEN = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 7001)) as server:
+    print("listening", flush=True)
+    link, _ = server.accept()
+    block, start = link.recv(1), time.monotonic()
+    while block:
+        block = link.recv(1 << 18)
+    print(time.monotonic() - start)
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7001)) as link:
+    link.sendall(bytes(int(sys.argv[2])))
+"""
+
 
 class Lab:
     """A lab of its own state and folder; `hosts` as in a lab file."""
