@@ -125,13 +125,19 @@ static fl_status read_split(const char *text, struct coordinator_settings *out)
     char copy[1024];
     FL_TRY(copy_text("--split", text, copy, sizeof(copy)));
     out->split_count = 0;
+    uint64_t layers = 0;
     char *rest = copy;
     for (char *part = strsep(&rest, ","); part != NULL; part = strsep(&rest, ",")) {
         if (out->split_count == COORDINATOR_SPLIT_MAX) {
             return FL_FAIL(FL_INVALID, "--split names more than %d stages", COORDINATOR_SPLIT_MAX);
         }
         FL_TRY(read_number("--split", part, 0, FL_LAYER_COUNT_MAX, &out->split[out->split_count]));
+        layers += out->split[out->split_count];
         out->split_count++;
+    }
+    if (layers == 0) {
+        return FL_FAIL(FL_INVALID, "--split %s: no node gets a layer; 6,6,5,5 cuts 22 of them",
+                       text);
     }
     return FL_OK;
 }

@@ -133,6 +133,34 @@ def a_file_that_another_process_maps_is_not_called_cold():
         boxes.make_cold()
 
 
+def who_interrupts_leaves_nothing_behind():
+    with Folder() as folder:
+        scratch = os.path.join(folder.path, "scratch")
+        os.mkdir(scratch)
+        process = subprocess.Popen([COLD, "--plain", "--model", folder.model, "--cell", "1", "--repeat", "1000"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env={**os.environ, "TMPDIR": scratch})
+        try:
+            while "ms (cold)" not in (line := process.stdout.readline()):
+                assert line, process.stderr.read()
+            nodes = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if scratch in command_line(pid)]
+            process.terminate()
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 130 and "interrupted" in err, (process.returncode, err)
+        assert os.listdir(scratch) == [], os.listdir(scratch)
+        assert not any(scratch in command_line(pid) for pid in nodes), "processes are left"
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def wrong_usage_costs_one_sentence():
     with Folder() as folder:
         def cold(*arguments):
@@ -181,4 +209,5 @@ def cells_are_listed_with_what_is_cold_about_them():
 if __name__ == "__main__":
     pool.main([cells_are_listed_with_what_is_cold_about_them, wrong_usage_costs_one_sentence, what_is_not_built_is_named,
                without_root_the_status_is_77, a_file_that_another_process_maps_is_not_called_cold,
-               a_refused_cell_has_no_row_and_a_reason, cells_without_a_lab_have_the_documented_shape, a_cell_in_the_lab])
+               who_interrupts_leaves_nothing_behind, a_refused_cell_has_no_row_and_a_reason,
+               cells_without_a_lab_have_the_documented_shape, a_cell_in_the_lab])

@@ -9,6 +9,7 @@ LabBoxes    network namespaces with throttled disks and links (cluster/lab/lab)
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,8 @@ class PlainBoxes:
         return self
 
     def __exit__(self, kind, value, trace):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # whoever is impatient must not leave half of it behind
         self.close()
 
     def path(self, box, *parts):
@@ -205,8 +208,11 @@ class LabBoxes(PlainBoxes):
             json.dump({"folder": LAB_FOLDER, "hosts": [{"name": name} for name in self.all_names]}, file)
         try:
             lab("up", path)
-        except BaseException:
+        except Refused:
             shutil.rmtree(self.scratch, ignore_errors=True)
+            raise
+        except BaseException:  # interrupted half-way
+            self.close()
             raise
         try:
             self.go_first()

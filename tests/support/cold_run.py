@@ -1,6 +1,7 @@
 """One cell of the cold benchmark, run: a new cluster for every repeat, a verified state before each."""
 import json
 import os
+import signal
 import statistics
 import time
 
@@ -122,7 +123,12 @@ class ColdPool(pool.Pool):
         return "; ".join(line for process in self.started for line in process.log().strip().splitlines()[-1:])
 
     def __exit__(self, kind, value, trace):
-        self.close()  # whoever catches the exception says what happened
+        """Whoever catches the exception says what happened; an interrupt waits until all processes have ended."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        try:
+            self.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def waterfall(self, number):
         answer = self.run("timeline", str(number), timeout=60)

@@ -59,6 +59,7 @@ static void wrong_flags_are_named(void)
         {"--chunk", "1025", "1024"},
         {"--activations", "bf16", "q8"},
         {"--split", "1,,2", "--split"},
+        {"--split", "0,0", "no node gets a layer"},
         {"--log", "loud", "debug"},
         {"stray", NULL, "stray"},
         {"--sequences", "257", "256"},
