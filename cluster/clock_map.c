@@ -1,6 +1,6 @@
 #include "cluster/clock_map.h"
 
-#include <math.h>
+#include <float.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -99,7 +99,7 @@ static void thin_out(struct clock_map *map)
 {
     const uint64_t last_ns = map->points[map->point_count - 1].ns;
     uint32_t least = 1;
-    double closest = INFINITY;
+    double closest = DBL_MAX;
     for (uint32_t i = 1; i + 1 < map->point_count; i++) {
         const struct clock_map_point *point = &map->points[i];
         const double closeness =

@@ -29,8 +29,9 @@
  * Source:  the two lines are Marzullo and Owicki, "Maintaining the time in a distributed system",
  *          PODC 1983; readings are named as in RFC 5905, section 8.  The allowance: adjtimex(2)
  *          steers the frequency by 500 ppm at most, and free-running crystals are within 100 ppm
- *          each.  Clocks being set at greater speed (chrony moves a wrong clock at up to 83333 ppm,
- *          the kernel's PLL its first offset) show as steps, or not at all below the error.
+ *          each; once steered, clocks are a few ppm apart.  Two that are steered to their limits
+ *          against each other, or one that is being set (chrony moves a wrong clock at up to
+ *          83333 ppm), break it: that shows as a step, or not at all below the error.
  */
 #ifndef CLUSTER_CLOCK_MAP_H
 #define CLUSTER_CLOCK_MAP_H
