@@ -9,6 +9,7 @@
 #include "coordinator/placement.h"
 #include "coordinator/request.h"
 #include "coordinator/state.h"
+#include "coordinator/trace.h"
 #include "proto/base/log.h"
 #include "proto/pool_key.h"
 
@@ -148,6 +149,7 @@ static void take_message(struct coordinator *coordinator, transport_link link,
     case FL_MESSAGE_PROGRESS:
     case FL_MESSAGE_FAILURE: take_plan_message(coordinator, node, message); return;
     case FL_MESSAGE_FETCH: file_server_fetch(coordinator->files, node, &message->as.fetch); return;
+    case FL_MESSAGE_SPANS: trace_take(coordinator, node, &message->as.spans); return;
     case FL_MESSAGE_JOIN:
     case FL_MESSAGE_WELCOME:
     case FL_MESSAGE_PLAN:
@@ -157,8 +159,7 @@ static void take_message(struct coordinator *coordinator, transport_link link,
     case FL_MESSAGE_DROP:
     case FL_MESSAGE_LINK:
     case FL_MESSAGE_CREDIT:
-    case FL_MESSAGE_TRACE:
-    case FL_MESSAGE_SPANS: break;
+    case FL_MESSAGE_TRACE: break;
     }
     fl_log(FL_LOG_WARN, "node %s closed: a node does not say message %d to a coordinator",
            node->name, (int)message->kind);
@@ -272,6 +273,7 @@ static fl_status open_parts(struct coordinator *coordinator)
 {
     const struct coordinator_config *config = &coordinator->config;
     const struct roster_wire wire = {.ctx = coordinator, .send = wire_send, .close = wire_close};
+    FL_TRY(timeline_table_open(&coordinator->timelines));
     FL_TRY(worker_open(coordinator, &coordinator->worker));
     FL_TRY(roster_open(&wire, config->clock, coordinator->incarnation, &coordinator->roster));
     const struct catalog_config catalog = {.worker = coordinator->worker,
@@ -329,6 +331,7 @@ fl_status coordinator_open(const struct coordinator_config *config, struct coord
 
 void coordinator_end_requests(struct coordinator *coordinator, const char *text)
 {
+    (void)generation_end_answered(coordinator, UINT64_MAX);
     while (coordinator->placements != NULL) {
         placement_drop(coordinator, coordinator->placements, FL_CANCELLED, text, 0);
     }
@@ -363,6 +366,7 @@ void coordinator_close(struct coordinator *coordinator)
     catalog_close(coordinator->catalog);
     peer_close(coordinator->peers);
     roster_close(coordinator->roster);
+    timeline_table_close(coordinator->timelines);
     free(coordinator->arena_block);
     free(coordinator);
 }
@@ -401,6 +405,8 @@ unsigned coordinator_poll(struct coordinator *coordinator, uint64_t *out_next_ns
     const uint64_t roster_ns = roster_poll(coordinator->roster);
     const uint64_t files_ns = file_server_poll(coordinator->files, state_now(coordinator));
     next_ns = files_ns < next_ns ? files_ns : next_ns;
+    const uint64_t ending_ns = generation_end_answered(coordinator, state_now(coordinator));
+    next_ns = ending_ns < next_ns ? ending_ns : next_ns;
     *out_next_ns = roster_ns < next_ns ? roster_ns : next_ns;
     return count;
 }

@@ -7,6 +7,7 @@
 
 #include "coordinator/placement.h"
 #include "coordinator/request.h"
+#include "coordinator/trace.h"
 #include "proto/base/log.h"
 
 enum {
@@ -17,6 +18,7 @@ enum {
 };
 
 #define PROGRESS_INTERVAL_NS (50 * FL_NS_PER_MS)
+#define SPANS_DEADLINE_NS    (300 * FL_NS_PER_MS) /* what DONE waits for them */
 
 /* ---- taking what the client sent ---- */
 
@@ -131,6 +133,8 @@ struct tokenising {
     unsigned chat_flags;
     fl_status status; /* FL_AGAIN: not run */
     char error[STATE_TEXT_MAX];
+    uint64_t begin_ns;
+    uint64_t end_ns;
     uint32_t *ids;
     size_t count;
 };
@@ -151,9 +155,8 @@ static fl_status encode_messages(struct tokenising *job, size_t max)
                                 job->chat_flags, job->ids, max, &job->count);
 }
 
-static void run_tokenising(struct job *base)
+static void tokenise(struct tokenising *job)
 {
-    struct tokenising *job = (struct tokenising *)base;
     /* A token takes a byte of text or more, but for those that the model adds. */
     size_t max = job->text_size + 16;
     if (job->message_count > 0) {
@@ -177,6 +180,14 @@ static void run_tokenising(struct job *base)
     job->ids = fitted != NULL ? fitted : job->ids;
 }
 
+static void run_tokenising(struct job *base)
+{
+    struct tokenising *job = (struct tokenising *)base;
+    job->begin_ns = state_now(job->coordinator);
+    tokenise(job);
+    job->end_ns = state_now(job->coordinator);
+}
+
 static void prompt_ready(struct coordinator *coordinator, struct request *request);
 
 static void done_tokenising(struct job *base, void *ctx)
@@ -195,6 +206,8 @@ static void done_tokenising(struct job *base, void *ctx)
     } else if (request != NULL) {
         request->tokens = job->ids;
         request->prompt_count = (uint32_t)job->count;
+        request->tokenise_ns = job->begin_ns;
+        request->tokenised_ns = job->end_ns;
         job->ids = NULL;
         prompt_ready(coordinator, request);
     }
@@ -255,6 +268,7 @@ static fl_status open_stream(struct request *request)
 void generation_model_ready(struct coordinator *coordinator, struct request *request)
 {
     fl_status status = FL_OK;
+    request->opened_ns = state_now(coordinator);
     if (request->kind == FL_REQUEST_GENERATE) {
         status = open_stream(request);
         if (status == FL_OK) {
@@ -369,6 +383,7 @@ static void prompt_ready(struct coordinator *coordinator, struct request *reques
         status = request_queue_full(coordinator);
         request_fail(coordinator, request, status, fl_last_error(), RETRY_MS);
     } else {
+        request->queued_ns = state_now(coordinator);
         tell_queued(coordinator, request);
     }
 }
@@ -398,6 +413,7 @@ static void send_admit(struct coordinator *coordinator, struct request *request)
         admit->token_count = wants ? request->prompt_count : 0;
         admit->tokens = wants ? request->sequence->tokens : NULL;
         roster_send(coordinator->roster, placement->stages[i].node, &message);
+        request->admit_sent_ns[i] = state_now(coordinator);
     }
 }
 
@@ -449,7 +465,8 @@ void generation_admit(struct coordinator *coordinator, struct placement *placeme
         request->cached = sequence->token_count;
         request->state = REQUEST_RUNNING;
         request->request_id = coordinator->next_request_id++;
-        placement->used_ns = state_now(coordinator);
+        request->admit_ns = state_now(coordinator);
+        placement->used_ns = request->admit_ns;
         send_admit(coordinator, request);
         tell_admitted(coordinator, request);
     }
@@ -505,6 +522,69 @@ static void send_text(struct coordinator *coordinator, const struct request *req
     request_event(coordinator, request, &event);
 }
 
+/* One line per answer. */
+static void log_done(const struct request *request, const struct fl_client_event *event)
+{
+    char exposed[160] = "";
+    int used = 0;
+    for (uint32_t i = 0; i < event->as.done.phase_count && i < 2; i++) {
+        const struct fl_phase_summary *phase = &event->as.done.phases[i];
+        used += snprintf(exposed + used, sizeof(exposed) - (size_t)used, " %s %.1f ms",
+                         phase->phase, phase->exposed_ms);
+    }
+    fl_log(FL_LOG_INFO,
+           "request %" PRIu64 " ended: model %s finish %s class %s prompt %" PRIu32
+           " tokens %" PRIu32 " ttft %.1f ms%s%s",
+           request->serial, request->model_name, fl_finish_name(request->finish),
+           fl_class_name(event->as.done.class_), request->prompt_count, request->output_count,
+           event->as.done.ttft_ms, exposed[0] != '\0' ? ", most of it" : "", exposed);
+}
+
+/* DONE, and nothing is left. */
+static void end(struct coordinator *coordinator, struct request *request)
+{
+    struct placement *placement = request->placement;
+    struct fl_stage_summary stages[FL_STAGE_COUNT_MAX];
+    struct fl_phase_summary phases[FL_PHASE_COUNT];
+    const double span_s = (double)(request->last_ns - request->first_ns) / (double)FL_NS_PER_S;
+    const uint32_t steps = request->token_count > 1 ? request->token_count - 1 : 0;
+    struct fl_client_event event = {
+        .kind = FL_EVENT_DONE,
+        .as.done = {.finish = request->finish,
+                    .class_ = request->class_,
+                    .prompt_tokens = request->prompt_count,
+                    .cached_tokens = request->cached,
+                    .output_tokens = request->output_count,
+                    .decode_tok_s = span_s > 0 ? steps / span_s : 0,
+                    .stage_count = placement != NULL ? placement_stages(placement, stages) : 0,
+                    .stages = stages,
+                    .logit_count = request->logit_count,
+                    .logits = request->logits,
+                    .phases = phases}};
+    if (request->token_count > 0) {
+        event.as.done.ttft_ms =
+            (double)(request->first_ns - request->arrived_ns) / (double)FL_NS_PER_MS;
+    }
+    const struct timeline *timeline = trace_keep(coordinator, request);
+    if (timeline != NULL) {
+        event.as.done.class_ = timeline->class_;
+        event.as.done.timeline_id = timeline->id;
+        event.as.done.predicted_ms = timeline->predicted_ms;
+        event.as.done.phase_count = timeline_phases(timeline, phases);
+        event.as.done.stage_count = timeline->stage_count;
+        for (uint32_t i = 0; i < timeline->stage_count; i++) {
+            stages[i] = timeline->stages[i].summary;
+        }
+    } else if (request->token_count > 0) {
+        phases[0] = (struct fl_phase_summary){.phase = fl_phase_name(FL_PHASE_UNKNOWN),
+                                              .exposed_ms = event.as.done.ttft_ms};
+        event.as.done.phase_count = 1; /* no memory for more */
+    }
+    log_done(request, &event);
+    request_event(coordinator, request, &event);
+    request_free(coordinator, request);
+}
+
 static void finish(struct coordinator *coordinator, struct request *request, enum fl_finish how)
 {
     struct gguf_string rest = {0};
@@ -515,37 +595,47 @@ static void finish(struct coordinator *coordinator, struct request *request, enu
         }
     }
     struct placement *placement = request->placement;
-    struct fl_stage_summary stages[FL_STAGE_COUNT_MAX];
-    const double span_s = (double)(request->last_ns - request->first_ns) / (double)FL_NS_PER_S;
-    const uint32_t steps = request->token_count > 1 ? request->token_count - 1 : 0;
-    struct fl_client_event event = {
-        .kind = FL_EVENT_DONE,
-        .as.done = {.finish = how,
-                    .class_ = request->class_,
-                    .prompt_tokens = request->prompt_count,
-                    .cached_tokens = request->cached,
-                    .output_tokens = request->output_count,
-                    .decode_tok_s = span_s > 0 ? steps / span_s : 0,
-                    .stage_count = placement != NULL ? placement_stages(placement, stages) : 0,
-                    .stages = stages,
-                    .logit_count = request->logit_count,
-                    .logits = request->logits}};
-    if (request->token_count > 0) {
-        event.as.done.ttft_ms =
-            (double)(request->first_ns - request->arrived_ns) / (double)FL_NS_PER_MS;
-    }
+    request->finish = how;
     /* The nodes first: what they hold is free for the next one while the client reads. */
     generation_release(coordinator, request);
-    request_event(coordinator, request, &event);
-    request_free(coordinator, request);
+    const bool wanted = how != FL_FINISH_CANCELLED && !request->muted;
+    if (wanted && request->timeline != NULL && !timeline_answered(request->timeline)) {
+        request->state = REQUEST_ENDING;
+        request->placement = NULL; /* it may go any time */
+        request->deadline_ns = state_now(coordinator) + SPANS_DEADLINE_NS;
+    } else {
+        end(coordinator, request);
+    }
     if (placement != NULL) {
         generation_admit(coordinator, placement);
     }
 }
 
+uint64_t generation_end_answered(struct coordinator *coordinator, uint64_t now)
+{
+    uint64_t next_ns = UINT64_MAX;
+    struct request *next;
+    for (struct request *request = coordinator->requests; request != NULL; request = next) {
+        next = request->next;
+        if (request->state != REQUEST_ENDING) {
+            continue;
+        }
+        if (request->deadline_ns <= now || timeline_answered(request->timeline)) {
+            end(coordinator, request);
+        } else {
+            next_ns = request->deadline_ns < next_ns ? request->deadline_ns : next_ns;
+        }
+    }
+    return next_ns;
+}
+
 void generation_cancel(struct coordinator *coordinator, struct request *request)
 {
-    finish(coordinator, request, FL_FINISH_CANCELLED);
+    if (request->state == REQUEST_ENDING) {
+        end(coordinator, request);
+    } else {
+        finish(coordinator, request, FL_FINISH_CANCELLED);
+    }
 }
 
 static struct request *find_running(struct coordinator *coordinator,
@@ -591,9 +681,13 @@ void generation_token(struct coordinator *coordinator, struct placement *placeme
     request->last_ns = state_now(coordinator);
     if (request->token_count == 1) {
         request->first_ns = request->last_ns;
+        request->token_ns = request->last_ns;
         keep_logits(request, token);
     }
     if (token->finish == FL_FINISH_STOP) {
+        if (request->token_count == 1) {
+            trace_begin(coordinator, request);
+        }
         finish(coordinator, request, FL_FINISH_STOP);
         return;
     }
@@ -608,6 +702,7 @@ void generation_token(struct coordinator *coordinator, struct placement *placeme
     if (request->token_count == 1) {
         request->first_ns = state_now(coordinator);
         request->last_ns = request->first_ns;
+        trace_begin(coordinator, request);
     }
     if (state == TEXT_STREAM_STOPPED) {
         finish(coordinator, request, FL_FINISH_STOP);

@@ -31,7 +31,11 @@ void generation_failure(struct coordinator *coordinator, struct placement *place
 /* Give back what a request holds on the nodes, so that it can be freed. */
 void generation_release(struct coordinator *coordinator, struct request *request);
 
-/* End a request of any kind with DONE(cancelled).  A model that is being loaded goes on loading. */
+/* DONE of those that have their answer, and whose spans are here or waited for until `now`; returns
+ * when to call again at the latest. */
+uint64_t generation_end_answered(struct coordinator *coordinator, uint64_t now);
+
+/* End a request of any kind with DONE(cancelled); one that has its answer, with that.  A model that is being loaded goes on loading. */
 void generation_cancel(struct coordinator *coordinator, struct request *request);
 
 /* Tell those who wait for their first token how far loading is. */

@@ -320,6 +320,7 @@ static fl_status send_plan(struct coordinator *coordinator, struct placement *pl
             placement->stages[i].pieces_total = plan->manifest.piece_count;
             placement->stages[i].bytes_total = file_bytes(&plan->manifest);
             roster_send(coordinator->roster, placement->stages[i].node, &message);
+            placement->stages[i].sent_ns = state_now(coordinator);
         }
     }
     free(stages);
@@ -381,11 +382,14 @@ fl_status placement_get(struct coordinator *coordinator, struct catalog_model *m
         return FL_FAIL(FL_NO_MEMORY, "no memory to plan model '%s'", model->name);
     }
     struct placement *placement = NULL;
+    const uint64_t plan_ns = state_now(coordinator);
     fl_status status = find_draft(coordinator, model, false, draft);
     if (status == FL_OK) {
         status = open_placement(coordinator, model, draft, &placement);
     }
     if (status == FL_OK) {
+        placement->plan_ns = plan_ns;
+        placement->planned_ns = state_now(coordinator);
         status = send_plan(coordinator, placement, draft);
         if (status != FL_OK) {
             placement_drop(coordinator, placement, status, fl_last_error(), 0);

@@ -8,6 +8,7 @@
 #include "coordinator/generation.h"
 #include "coordinator/placement.h"
 #include "coordinator/summary.h"
+#include "coordinator/trace.h"
 #include "proto/base/log.h"
 
 enum { RETRY_MS = 1000 };
@@ -72,7 +73,7 @@ void request_event(struct coordinator *coordinator, const struct request *reques
 
 void request_free(struct coordinator *coordinator, struct request *request)
 {
-    FL_ASSERT(request->sequence == NULL);
+    FL_ASSERT(request->sequence == NULL && request->timeline == NULL);
     for (struct request **at = &coordinator->requests; *at != NULL; at = &(*at)->next) {
         if (*at == request) {
             *at = request->next;
@@ -106,6 +107,7 @@ void request_fail(struct coordinator *coordinator, struct request *request, fl_s
     snprintf(sentence, sizeof(sentence), "%s", text);
     struct placement *placement = request->sequence != NULL ? request->placement : NULL;
     generation_release(coordinator, request);
+    (void)trace_keep(coordinator, request);
     if (!request->muted) {
         refuse(coordinator, request->client, request->id, code, sentence, retry_ms);
     }
@@ -212,6 +214,20 @@ static void unload(struct coordinator *coordinator, struct request *request)
     request_free(coordinator, request);
 }
 
+static void timeline(struct coordinator *coordinator, struct request *request, uint64_t id)
+{
+    const struct timeline *found = NULL;
+    fl_status status = timeline_find(coordinator->timelines, id, &found);
+    if (status == FL_OK) {
+        status = summary_send_timeline(coordinator, request, found);
+    }
+    if (status != FL_OK) {
+        request_fail(coordinator, request, status, fl_last_error(), 0);
+    } else {
+        request_free(coordinator, request);
+    }
+}
+
 /* ---- all kinds ---- */
 
 static void go_on(struct coordinator *coordinator, struct request *request)
@@ -277,17 +293,6 @@ static void open_model(struct coordinator *coordinator, struct request *request)
     }
 }
 
-static enum fl_class class_now(struct coordinator *coordinator, const char *name)
-{
-    const struct placement *placement = placement_find(coordinator, name);
-    uint64_t total = 0;
-    const uint64_t done = placement != NULL ? placement_bytes(placement, &total) : 0;
-    if (done == 0) {
-        return FL_CLASS_COLD;
-    }
-    return placement_ready(placement) ? FL_CLASS_WARM : FL_CLASS_PARTIAL;
-}
-
 static fl_status take_name(struct request *request, const char *name)
 {
     if (name == NULL || name[0] == '\0') {
@@ -323,7 +328,7 @@ static fl_status take_wanted(struct coordinator *coordinator, struct request *re
     switch (wanted->kind) {
     case FL_REQUEST_GENERATE:
         FL_TRY(take_name(request, wanted->as.generate.model));
-        request->class_ = class_now(coordinator, request->model_name);
+        trace_arrived(coordinator, request);
         return generation_take(request, &wanted->as.generate);
     case FL_REQUEST_TOKENIZE: return take_tokenize(request, &wanted->as.tokenize);
     case FL_REQUEST_PLAN:
@@ -413,9 +418,7 @@ void request_start(struct coordinator *coordinator, uint64_t client,
         request_free(coordinator, request);
         return;
     case FL_REQUEST_UNLOAD: unload(coordinator, request); return;
-    case FL_REQUEST_TIMELINE:
-        request_fail(coordinator, request, FL_NOT_FOUND, "no timeline is kept yet", 0);
-        return;
+    case FL_REQUEST_TIMELINE: timeline(coordinator, request, wanted->as.timeline.id); return;
     case FL_REQUEST_GENERATE:
     case FL_REQUEST_TOKENIZE:
     case FL_REQUEST_PLAN:

@@ -4,6 +4,7 @@
  *   placement.c     models on nodes
  *   request.c       requests from arrival to their last event
  *   generation.c    those that generate: admission, tokens, end
+ *   trace.c         where the time to their first tokens went
  *   summary.c       what status, models and plan show
  *
  * Thread:  owner (the main loop).
@@ -23,6 +24,7 @@
 #include "coordinator/roster.h"
 #include "coordinator/sequence_table.h"
 #include "coordinator/text_stream.h"
+#include "coordinator/timeline.h"
 #include "coordinator/worker.h"
 
 enum { STATE_TEXT_MAX = 640 }; /* a sentence with a node's sentence inside */
@@ -38,6 +40,7 @@ struct placement_stage {
     uint32_t pieces_total;
     uint64_t bytes_done;
     uint64_t bytes_total;
+    uint64_t sent_ns; /* PLAN went to it */
 };
 
 /* A model loaded, or being loaded, on its nodes. */
@@ -51,6 +54,8 @@ struct placement {
     struct placement_stage stages[FL_STAGE_COUNT_MAX];
     struct sequence_table sequences;
     struct coordinator *coordinator;
+    uint64_t plan_ns;     /* planning began, */
+    uint64_t planned_ns;  /* and ended */
     uint64_t used_ns;     /* last time a request began or ended */
     uint64_t progress_ns; /* last time progress was told to clients */
     bool dropping;        /* its requests are being ended */
@@ -62,6 +67,7 @@ enum request_state {
     REQUEST_QUEUED,     /* waits for KV blocks */
     REQUEST_RUNNING,    /* admitted */
     REQUEST_LOADING,    /* LOAD, until every piece is there */
+    REQUEST_ENDING,     /* answered and free of nodes; DONE waits for the last spans */
 };
 
 struct request {
@@ -73,7 +79,26 @@ struct request {
     enum request_state state;
     bool muted; /* its client is gone */
     uint64_t arrived_ns;
-    enum fl_class class_;
+    enum fl_class class_; /* as far as it is known */
+
+    /* What was in the nodes' memory when it arrived. */
+    uint64_t resident_plan_id; /* 0: nothing */
+    uint64_t resident_bytes[FL_STAGE_COUNT_MAX];
+
+    /* Its way to the first token; 0: it did not come by. */
+    uint64_t opened_ns; /* the model was open */
+    uint64_t tokenise_ns;
+    uint64_t tokenised_ns;
+    uint64_t queued_ns; /* it had to wait */
+    uint64_t admit_ns;
+    uint64_t admit_sent_ns[FL_STAGE_COUNT_MAX]; /* ADMIT went to the stage */
+    uint64_t token_ns;                          /* the first token came */
+    struct timeline *timeline;                  /* from the first token on, until it is kept */
+
+    /* ENDING. */
+    enum fl_finish finish;
+    uint64_t deadline_ns;
+
     char model_name[FL_MODEL_NAME_MAX];
     struct catalog_model *model; /* held; NULL while opening */
     struct placement *placement; /* NULL until there is one */
@@ -119,6 +144,7 @@ struct coordinator {
     struct roster *roster;
     struct catalog *catalog;
     struct file_server *files;
+    struct timeline_table *timelines;
     struct placement *placements;
     struct request *requests;
     uint64_t next_serial;

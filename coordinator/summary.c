@@ -1,5 +1,7 @@
 #include "coordinator/summary.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,4 +156,203 @@ void summary_send_models(struct coordinator *coordinator, const struct request *
                                     .as.models = {.count = count, .models = models}};
     request_event(coordinator, request, &event);
     free(models);
+}
+
+/* ---- a timeline ---- */
+
+enum { PIECE_NAME_MAX = 24 };
+
+/* Everything a TIMELINE event points to. */
+struct timeline_summary {
+    struct fl_segment_summary *segments;
+    struct fl_phase_summary phases[FL_PHASE_COUNT];
+    struct fl_timeline_node nodes[FL_STAGE_COUNT_MAX];
+    struct fl_timeline_span *spans;
+    char (*pieces)[PIECE_NAME_MAX]; /* [piece_count], stage after stage */
+};
+
+static double milliseconds(const struct timeline *timeline, uint64_t ns)
+{
+    const uint64_t begin_ns = timeline->begin_ns;
+    return ns >= begin_ns ? (double)(ns - begin_ns) / (double)FL_NS_PER_MS
+                          : -(double)(begin_ns - ns) / (double)FL_NS_PER_MS;
+}
+
+static const char *segment_cause(const struct exposed_segment *segment)
+{
+    if (segment->phase == FL_PHASE_QUEUE && segment->cause == FL_CAUSE_BUSY) {
+        return "busy with other requests";
+    }
+    if (segment->phase == FL_PHASE_QUEUE && segment->cause == FL_CAUSE_KV) {
+        return "no KV cache was free";
+    }
+    if (segment->phase == FL_PHASE_SEND && segment->cause == FL_CAUSE_CREDIT) {
+        return "the next stage had no room";
+    }
+    return segment->cause != FL_CAUSE_NONE ? fl_cause_name(segment->cause) : "";
+}
+
+static void describe_segments(const struct timeline *timeline, struct fl_segment_summary *out)
+{
+    for (uint32_t i = 0; i < timeline->segment_count; i++) {
+        const struct exposed_segment *segment = &timeline->segments[i];
+        const bool own = segment->stage == EXPOSED_CHAIN_COORDINATOR;
+        out[i] = (struct fl_segment_summary){
+            .phase = fl_phase_name(segment->phase),
+            .node = own ? "coordinator" : timeline->stages[segment->stage].node,
+            .cause = segment_cause(segment),
+            .start_ms = milliseconds(timeline, segment->start_ns),
+            .ms = (double)(segment->end_ns - segment->start_ns) / (double)FL_NS_PER_MS,
+            .bytes = segment->bytes};
+    }
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole == 0 ? 0 : part >= whole ? 1 : (double)part / (double)whole;
+}
+
+static void describe_timeline_node(const struct timeline_stage *stage, struct fl_timeline_node *out)
+{
+    const struct fl_start_record *start = &stage->start;
+    const uint64_t process_ns =
+        start->ready_ns > start->exec_ns ? start->ready_ns - start->exec_ns : 0;
+    *out = (struct fl_timeline_node){
+        .node = stage->node,
+        .clock_known = stage->clock_known,
+        .clock_offset_us = (double)stage->clock_offset_ns / (double)FL_NS_PER_US,
+        .clock_error_us = (double)stage->clock_error_ns / (double)FL_NS_PER_US,
+        .residency_known = start->residency_known,
+        .page_cache_before = share(start->page_cache_before, start->shard_bytes),
+        .page_cache_after = share(start->page_cache_after, start->shard_bytes),
+        .shard_bytes = start->shard_bytes,
+        .medium_bytes = start->medium_bytes,
+        .regime = start->direct ? "direct" : "buffered",
+        .process_ms = (double)process_ns / (double)FL_NS_PER_MS,
+        .slept_ms = (double)stage->slept_ns / (double)FL_NS_PER_MS,
+        .mhz_before = start->mhz_before,
+        .mhz_after = start->mhz_after,
+        .spans_lost = stage->spans_lost};
+}
+
+/* Of a stage: the embedding on the first, two of each layer, the head on the last. */
+static uint32_t piece_count(const struct timeline_stage *stage)
+{
+    return 2 * (stage->summary.last_layer - stage->summary.first_layer + 1) + 2;
+}
+
+static void name_piece(const struct timeline *timeline, uint32_t stage, uint32_t piece,
+                       char out[PIECE_NAME_MAX])
+{
+    const struct fl_stage_summary *summary = &timeline->stages[stage].summary;
+    const uint32_t before = stage == 0 ? 1 : 0;
+    const uint32_t layers = summary->last_layer - summary->first_layer + 1;
+    if (piece < before) {
+        snprintf(out, PIECE_NAME_MAX, "embedding");
+    } else if ((piece - before) / 2 < layers) {
+        snprintf(out, PIECE_NAME_MAX, "layer %" PRIu32 " %s",
+                 summary->first_layer + (piece - before) / 2,
+                 (piece - before) % 2 == 0 ? "attention" : "ffn");
+    } else {
+        snprintf(out, PIECE_NAME_MAX, "head");
+    }
+}
+
+static struct fl_timeline_span describe_span(const struct timeline *timeline,
+                                             const struct fl_span *span, const char *node,
+                                             const char *piece)
+{
+    return (struct fl_timeline_span){
+        .phase = fl_phase_name(span->phase),
+        .node = node,
+        .lane = fl_lane_name(span->lane),
+        .source = span->source != FL_SOURCE_NONE ? fl_source_name(span->source) : "",
+        .cause = span->cause != FL_CAUSE_NONE ? fl_cause_name(span->cause) : "",
+        .piece = piece,
+        .start_ms = milliseconds(timeline, span->start_ns),
+        .end_ms = milliseconds(timeline, span->end_ns),
+        .busy_ms = (double)span->busy_ns / (double)FL_NS_PER_MS,
+        .cause_ms = span->cause_ns != 0 ? milliseconds(timeline, span->cause_ns) : 0,
+        .bytes = span->bytes,
+        .run = span->run,
+        .position = span->position,
+        .rows = span->rows};
+}
+
+static int by_start(const void *a, const void *b)
+{
+    const struct fl_timeline_span *left = a;
+    const struct fl_timeline_span *right = b;
+    return (left->start_ms > right->start_ms) - (left->start_ms < right->start_ms);
+}
+
+static uint32_t describe_spans(const struct timeline *timeline, struct timeline_summary *out)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < timeline->own_count; i++) {
+        out->spans[count++] = describe_span(timeline, &timeline->own[i], "coordinator", "");
+    }
+    char(*pieces)[PIECE_NAME_MAX] = out->pieces;
+    for (uint32_t i = 0; i < timeline->stage_count; i++) {
+        const struct timeline_stage *stage = &timeline->stages[i];
+        for (uint32_t j = 0; j < piece_count(stage); j++) {
+            name_piece(timeline, i, j, pieces[j]);
+        }
+        for (uint32_t j = 0; j < stage->span_count; j++) {
+            const uint32_t piece = stage->spans[j].piece;
+            out->spans[count++] = describe_span(timeline, &stage->spans[j], stage->node,
+                                                piece < piece_count(stage) ? pieces[piece] : "");
+        }
+        pieces += piece_count(stage);
+    }
+    qsort(out->spans, count, sizeof(*out->spans), by_start);
+    return count;
+}
+
+static fl_status send_timeline(struct coordinator *coordinator, const struct request *request,
+                               const struct timeline *timeline, struct timeline_summary *summary)
+{
+    size_t span_count = timeline->own_count;
+    size_t pieces = 0;
+    for (uint32_t i = 0; i < timeline->stage_count; i++) {
+        span_count += timeline->stages[i].span_count;
+        pieces += piece_count(&timeline->stages[i]);
+        describe_timeline_node(&timeline->stages[i], &summary->nodes[i]);
+    }
+    summary->segments = calloc(timeline->segment_count + 1, sizeof(*summary->segments));
+    summary->spans = calloc(span_count + 1, sizeof(*summary->spans));
+    summary->pieces = calloc(pieces, sizeof(*summary->pieces));
+    if (summary->segments == NULL || summary->spans == NULL || summary->pieces == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory to show a timeline of %zu spans", span_count);
+    }
+    describe_segments(timeline, summary->segments);
+    struct fl_client_event event = {.kind = FL_EVENT_TIMELINE,
+                                    .as.timeline = {.id = timeline->id,
+                                                    .model = timeline->model,
+                                                    .class_ = timeline->class_,
+                                                    .ttft_ms = timeline_ttft_ms(timeline),
+                                                    .predicted_ms = timeline->predicted_ms,
+                                                    .prompt_tokens = timeline->prompt_count,
+                                                    .complete = timeline->complete,
+                                                    .segment_count = timeline->segment_count,
+                                                    .segments = summary->segments,
+                                                    .phases = summary->phases,
+                                                    .node_count = timeline->stage_count,
+                                                    .nodes = summary->nodes,
+                                                    .spans = summary->spans}};
+    event.as.timeline.phase_count = timeline_phases(timeline, summary->phases);
+    event.as.timeline.span_count = describe_spans(timeline, summary);
+    request_event(coordinator, request, &event);
+    return FL_OK;
+}
+
+fl_status summary_send_timeline(struct coordinator *coordinator, const struct request *request,
+                                const struct timeline *timeline)
+{
+    struct timeline_summary summary = {0};
+    const fl_status status = send_timeline(coordinator, request, timeline, &summary);
+    free(summary.segments);
+    free(summary.spans);
+    free(summary.pieces);
+    return status;
 }

@@ -14,4 +14,9 @@ void summary_send_status(struct coordinator *coordinator, const struct request *
 void summary_send_models(struct coordinator *coordinator, const struct request *request,
                          const struct model_file *files, uint32_t count);
 
+/* Answer a TIMELINE request.  FL_NO_MEMORY with a sentence. */
+FL_MUST_CHECK fl_status summary_send_timeline(struct coordinator *coordinator,
+                                              const struct request *request,
+                                              const struct timeline *timeline);
+
 #endif

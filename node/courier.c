@@ -149,6 +149,15 @@ static void on_coordinator_failure(struct courier *courier, const struct fl_fail
     }
 }
 
+/* What this node recorded of a request. */
+static void on_trace(struct courier *courier, const struct fl_trace *trace)
+{
+    struct fl_cluster_message message = {.kind = FL_MESSAGE_SPANS};
+    message.as.spans =
+        (struct fl_spans){.plan_id = trace->plan_id, .request_id = trace->request_id, .last = true};
+    (void)!courier_say_coordinator(courier, &message);
+}
+
 static void on_coordinator_message(struct courier *courier,
                                    const struct fl_cluster_message *message)
 {
@@ -177,13 +186,13 @@ static void on_coordinator_message(struct courier *courier,
         fits = courier_order(courier, COMPUTE_DROP, &message->as.drop, sizeof(message->as.drop),
                              NULL, 0);
         break;
+    case FL_MESSAGE_TRACE: on_trace(courier, &message->as.trace); break;
     case FL_MESSAGE_JOIN:
     case FL_MESSAGE_TOKEN:
     case FL_MESSAGE_PROGRESS:
     case FL_MESSAGE_LINK:
     case FL_MESSAGE_CREDIT:
     case FL_MESSAGE_FETCH:
-    case FL_MESSAGE_TRACE:
     case FL_MESSAGE_SPANS:
         courier_intruder(courier, courier->coordinator, "a message that coordinators do not send");
         break;
