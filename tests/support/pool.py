@@ -238,7 +238,10 @@ class Pool:
                       done.stderr.decode("utf-8", "replace"))
 
     def generate(self, model, *arguments, timeout=120):
-        return self.run("generate", "--model", model, "--json", *arguments, timeout=timeout)
+        answer = self.run("generate", "--model", model, "--json", *arguments, timeout=timeout)
+        if answer.status == 0:
+            check_phases(answer.json())
+        return answer
 
     def close(self):
         for process in reversed(self.started):
@@ -252,6 +255,13 @@ class Pool:
         if kind is not None and not issubclass(kind, Skip):
             print(self.logs())
         self.close()
+
+
+def check_phases(got):
+    """What phases exposed of the time to the first token is all of it."""
+    exposed = sum(phase["exposed_ms"] for phase in got["phases"])
+    assert abs(exposed - got["ttft_ms"]) <= 1e-6 * got["ttft_ms"] + 1e-6, got
+    assert (got["ttft_ms"] > 0) == (len(got["phases"]) > 0), got
 
 
 def golden(name):

@@ -64,6 +64,7 @@ struct sim_cluster {
         uint32_t joined, clocks, loaded, running, kv_used, kv_total, kept;
         uint64_t memory;
     } status;
+    const struct sim_request *timeline; /* whose timeline is asked for */
     char complaint[NOT_KEPT_MAX];
 };
 
@@ -173,6 +174,53 @@ static void take_error(struct sim_cluster *sim, struct sim_request *request,
     }
 }
 
+static bool differ(double a, double b)
+{
+    return fabs(a - b) > 1e-6 * (fabs(a) + fabs(b)) + 1e-9;
+}
+
+/* Where the time went is told in full, whatever else goes wrong. */
+static void check_phases(struct sim_cluster *sim, struct sim_request *request,
+                         const struct fl_client_event *event)
+{
+    double exposed_ms = 0;
+    for (uint32_t i = 0; i < event->as.done.phase_count; i++) {
+        exposed_ms += event->as.done.phases[i].exposed_ms;
+    }
+    request->timeline_id = event->as.done.timeline_id;
+    request->ttft_ms = event->as.done.ttft_ms;
+    request->undisturbed = request->calm && request->turbulence == sim->faults;
+    if (differ(exposed_ms, request->ttft_ms)) {
+        complain(sim, "request %" PRIu64 " waited %.6f ms and %.6f are told of", request->id,
+                 request->ttft_ms, exposed_ms);
+    }
+    /* An end token is one, and makes no text. */
+    if (request->answer.token_count > 0 && request->timeline_id == 0) {
+        complain(sim, "request %" PRIu64 " has %" PRIu32 " tokens and no timeline", request->id,
+                 request->answer.token_count);
+    }
+}
+
+static void take_timeline(struct sim_cluster *sim, const struct fl_timeline *timeline)
+{
+    const struct sim_request *request = sim->timeline;
+    double at_ms = 0;
+    sim->timeline = NULL;
+    for (uint32_t i = 0; i < timeline->segment_count; i++) {
+        if (differ(timeline->segments[i].start_ms, at_ms)) {
+            complain(sim, "the chain of request %" PRIu64 " has a gap", request->id);
+        }
+        at_ms = timeline->segments[i].start_ms + timeline->segments[i].ms;
+    }
+    if (differ(at_ms, request->ttft_ms) || differ(timeline->ttft_ms, request->ttft_ms)) {
+        complain(sim, "the chain of request %" PRIu64 " is %.6f ms of %.6f", request->id, at_ms,
+                 request->ttft_ms);
+    }
+    if (!timeline->complete && request->undisturbed && !request->cancelled) {
+        complain(sim, "request %" PRIu64 " has spans missing and no fault to blame", request->id);
+    }
+}
+
 static void take_done(struct sim_cluster *sim, struct sim_request *request,
                       const struct fl_client_event *event)
 {
@@ -188,6 +236,7 @@ static void take_done(struct sim_cluster *sim, struct sim_request *request,
         }
         return;
     }
+    check_phases(sim, request, event);
     answer->finish = event->as.done.finish;
     answer->output_tokens = event->as.done.output_tokens;
     answer->logit_count = event->as.done.logit_count;
@@ -278,6 +327,11 @@ static void on_event(void *ctx, uint64_t client, const struct fl_client_event *e
     if (client == 0) {
         if (event->kind == FL_EVENT_STATUS) {
             take_status(sim, event);
+        } else if (event->kind == FL_EVENT_TIMELINE && sim->timeline != NULL) {
+            take_timeline(sim, &event->as.timeline);
+        } else if (event->kind == FL_EVENT_ERROR && sim->timeline != NULL) {
+            complain(sim, "%s", event->as.error.text);
+            sim->timeline = NULL;
         }
         return;
     }
@@ -521,6 +575,7 @@ void sim_kill_coordinator(struct sim_cluster *sim)
     sim->coordinator = NULL;
     sim->transport = NULL;
     for (uint32_t i = 0; i < sim->request_count; i++) {
+        sim->requests[i].timeline_id = 0; /* gone with it */
         if (sim->requests[i].end == SIM_PENDING) {
             complain(sim, "request %" PRIu64 " outlives its coordinator", sim->requests[i].id);
             sim->requests[i].end = SIM_VANISHED;
@@ -722,6 +777,26 @@ static void ask_status(struct sim_cluster *sim)
     }
 }
 
+static void check_timelines(struct sim_cluster *sim)
+{
+    const uint32_t first =
+        sim->request_count > FL_TIMELINE_KEPT ? sim->request_count - FL_TIMELINE_KEPT : 0;
+    for (uint32_t i = first; i < sim->request_count; i++) {
+        const struct fl_client_request message = {.version = FL_CLIENT_VERSION,
+                                                  .id = sim->next_id++,
+                                                  .kind = FL_REQUEST_TIMELINE,
+                                                  .as.timeline.id = sim->requests[i].timeline_id};
+        if (message.as.timeline.id == 0) {
+            continue;
+        }
+        sim->timeline = &sim->requests[i];
+        coordinator_request(sim->coordinator, 0, &message);
+        if (sim->timeline != NULL) {
+            complain(sim, "a timeline is not answered at once");
+        }
+    }
+}
+
 /* The credit that the stage after a plan's stage gave. */
 static uint64_t credit_given(const struct node_census *censuses, uint32_t count, uint64_t plan_id,
                              uint32_t stage)
@@ -763,6 +838,7 @@ void sim_check_idle(struct sim_cluster *sim)
     if (sim->status.running > 0) {
         complain(sim, "%" PRIu32 " requests run and nobody waits for them", sim->status.running);
     }
+    check_timelines(sim);
     if (sim->status.joined != sim->config.node_count) {
         complain(sim, "%" PRIu32 " of %" PRIu32 " nodes are there", sim->status.joined,
                  sim->config.node_count);

@@ -60,6 +60,9 @@ struct sim_request {
     enum fl_class class_;
     uint32_t cached_tokens;
     uint32_t stage_count;
+    uint64_t timeline_id; /* 0: none, or of a coordinator that is no more */
+    double ttft_ms;
+    bool undisturbed; /* by any fault, from its beginning to its end */
     struct sim_answer answer;
     uint32_t code;
     char text[640];
@@ -97,7 +100,7 @@ void sim_start_coordinator(struct sim_cluster *sim);
 void sim_cut(struct sim_cluster *sim, uint32_t a, uint32_t b);
 void sim_heal(struct sim_cluster *sim);
 
-/* Nothing waits and nothing is held that should not be: credits, mailboxes, buffers, KV blocks.
+/* Nothing waits, what is remembered of answers is whole, and nothing is held that should not be: credits, mailboxes, buffers, KV blocks.
  * For a settled cluster; what is wrong becomes the complaint. */
 void sim_check_idle(struct sim_cluster *sim);
 /* Unload every model, then: nodes hold nothing at all. */
