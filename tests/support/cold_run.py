@@ -18,7 +18,7 @@ SUM_TOLERANCE_MS = 0.05
 MPI_WAIT_S = 60
 LOAD_WAIT_S = 300
 TIMELINE_WAIT_S = 5
-FILL_TRIES = 3
+FILL_TRIES = 6
 STAMP_AND_EXEC = """
 import os, sys, time
 with open(sys.argv[1], "w") as file:
