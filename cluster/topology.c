@@ -14,7 +14,15 @@
 
 enum { KNOWN_MAX = 256, WHERE_MAX = 96 };
 
-enum field_kind { FIELD_TEXT, FIELD_ADDRESS, FIELD_WORD, FIELD_NUMBER, FIELD_SIZE, FIELD_LAYERS };
+enum field_kind {
+    FIELD_TEXT,
+    FIELD_ADDRESS,
+    FIELD_WORD,
+    FIELD_NUMBER,
+    FIELD_SIZE,
+    FIELD_LAYERS,
+    FIELD_PORTS,
+};
 
 /* A key of an object, and where its value goes. */
 struct field {
@@ -54,6 +62,7 @@ static const struct field coordinator_fields[] = {
     NUMBER(topology_coordinator, chunk, FIELD_NUMBER, 1, FL_CHUNK_MAX),
     NUMBER(topology_coordinator, queue, FIELD_NUMBER, 1, 1 << 16),
     NUMBER(topology_coordinator, split, FIELD_LAYERS, 1, 1 << 16),
+    NUMBER(topology_coordinator, data_ports, FIELD_PORTS, 0, 0),
 };
 
 static const struct field node_fields[] = {
@@ -67,6 +76,7 @@ static const struct field node_fields[] = {
     NUMBER(topology_node, memory, FIELD_SIZE, 1, UINT64_C(1) << 50),
     NUMBER(topology_node, cache_budget, FIELD_SIZE, 1, UINT64_C(1) << 60),
     NUMBER(topology_node, threads, FIELD_NUMBER, 1, 1024),
+    NUMBER(topology_node, data_ports, FIELD_PORTS, 0, 0),
 };
 
 static const struct field box_fields[] = {
@@ -120,6 +130,21 @@ static fl_status take_text(const struct place *place, const struct field *field,
         }
     }
     memcpy(out, text, strlen(text) + 1);
+    return FL_OK;
+}
+
+static fl_status take_ports(const struct place *place, const struct field *field,
+                            const cJSON *value, unsigned char *out)
+{
+    char name[KNOWN_MAX];
+    struct transport_ports ports;
+    const char *text = cJSON_GetStringValue(value);
+    if (text == NULL) {
+        return wrong(place, field->key, "must be a text, \"FIRST-LAST\"");
+    }
+    snprintf(name, sizeof(name), "%s: %s.%s", place->file, place->object, field->key);
+    FL_TRY(transport_ports_parse(text, name, &ports));
+    memcpy(out, &ports, sizeof(ports));
     return FL_OK;
 }
 
@@ -250,6 +275,7 @@ static fl_status take_value(const struct place *place, const struct field *field
     case FIELD_NUMBER:
     case FIELD_SIZE: return take_number(place, field, value, at);
     case FIELD_LAYERS: return take_layers(place, field, value, out);
+    case FIELD_PORTS: return take_ports(place, field, value, at);
     }
     return FL_OK;
 }

@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cluster/transport_ports.h"
 #include "proto/base/status.h"
 #include "proto/cluster_message.h"
 #include "proto/network_address.h"
@@ -51,6 +52,7 @@ struct topology_coordinator {
     char models[TOPOLOGY_PATH_MAX];
     char key_file[TOPOLOGY_PATH_MAX];
     char activations[TOPOLOGY_WORD_MAX]; /* "q8" or "f32" */
+    struct transport_ports data_ports;   /* 0 and 0: not given */
     struct topology_number context;
     struct topology_number kv_budget; /* bytes */
     struct topology_number chunk;
@@ -70,6 +72,7 @@ struct topology_node {
     struct topology_number memory; /* bytes */
     struct topology_number cache_budget;
     struct topology_number threads;
+    struct transport_ports data_ports; /* 0 and 0: not given */
 };
 
 struct topology_box {

@@ -107,7 +107,7 @@ struct transport_ops {
  * on IPv6, but UCX 1.13 moves data over IPv4 only: machines need both, or IPv4.
  * FL_INVALID for a host that does not resolve, FL_BUSY for a port in use, FL_AGAIN while no network
  * device is up: UCX never uses one that comes up later; FL_BUSY also when the data ports are all in
- * use.  UCX_TCP_PORT_RANGE=A-B in the environment says more than `data_ports`. */
+ * use.  `data_ports` says more than UCX_TCP_PORT_RANGE in the environment. */
 struct transport_ucx_config {
     const char *listen;
     enum fl_party party;               /* who we say we are; 0: a node */

@@ -211,7 +211,10 @@ static void ucx_drop_link(struct transport *transport, transport_link id)
         ucx_pipe_post_own(pipe, UCX_AM_BYE, link->remote_token, 0, 0, UCX_BYE_SIZE);
     }
     ucx_link_end(link, ucx, FL_CANCELLED, "dropped here");
-    if (link->in_flight > 0) {
+    if (pipe != NULL) {
+        ucx_pipe_retire(pipe);
+    }
+    if (pipe != NULL && pipe->busy) {
         ucx_pipe_cut(pipe);
     }
 }

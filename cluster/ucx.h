@@ -103,6 +103,7 @@ struct ucx_pipe {
     struct ucx_send_list out; /* what has not left, in order */
     bool busy;                /* UCX holds a fragment of the first of them; never over TCP */
     bool failed;              /* the error handler ran, or a send failed at once */
+    bool retired;             /* no link may begin to use it */
     int error;                /* UCX's status; valid when failed */
     unsigned link_count;      /* links that use it */
     uint64_t process;         /* whose inbox */
@@ -252,6 +253,10 @@ void ucx_pipe_post_own(struct ucx_pipe *pipe, enum ucx_am id, uint64_t first, ui
 /* Messages that will not leave go to `done`: those of one link, or with 0 all.  What UCX holds
  * stays until it lets go. */
 void ucx_pipe_give_up(struct ucx_pipe *pipe, transport_link link);
+
+/* A link had to be given up: what was wrong with the connection is not to trouble the next one.
+ * (TCP that was not heard for six seconds may not try again for as long.) */
+void ucx_pipe_retire(struct ucx_pipe *pipe);
 
 /* The only way to get back what UCX holds. */
 void ucx_pipe_cut(struct ucx_pipe *pipe);

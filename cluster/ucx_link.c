@@ -231,6 +231,9 @@ static unsigned look_after_link(struct ucx *ucx, struct ucx_link *link, uint64_t
             char text[UCX_TEXT_MAX];
             memcpy(text, link->text, sizeof(text));
             ucx_link_end(link, ucx, link->why, text);
+            if (link->pipe != NULL) {
+                ucx_pipe_retire(link->pipe);
+            }
         } else {
             ucx_look_at(ucx, link->deadline_ns);
         }

@@ -6,7 +6,8 @@
 #include "cluster/ucx.h"
 #include "proto/base/clock.h"
 
-static const uint64_t idle_wait_ns = 10 * FL_NS_PER_S; /* a pipe that no link uses */
+static const uint64_t idle_wait_ns = 10 * FL_NS_PER_S;   /* a pipe that no link uses */
+static const uint64_t retired_wait_ns = FL_NS_PER_S / 4; /* that none may use: for goodbyes */
 
 static void pipe_fail(struct ucx_pipe *pipe, ucs_status_t error)
 {
@@ -15,6 +16,11 @@ static void pipe_fail(struct ucx_pipe *pipe, ucs_status_t error)
         pipe->error = error;
     }
     pipe->ucx->attention = true;
+}
+
+void ucx_pipe_retire(struct ucx_pipe *pipe)
+{
+    pipe->retired = true;
 }
 
 void ucx_pipe_cut(struct ucx_pipe *pipe)
@@ -207,8 +213,8 @@ void ucx_pipe_release(struct ucx_pipe *pipe)
 {
     FL_ASSERT(pipe->link_count > 0);
     pipe->link_count--;
-    if (pipe->link_count == 0 && pipe->ucx->door != NULL) {
-        pipe->deadline_ns = ucx_now_ns() + idle_wait_ns;
+    if (pipe->link_count == 0 && (pipe->retired || pipe->ucx->door != NULL)) {
+        pipe->deadline_ns = ucx_now_ns() + (pipe->retired ? retired_wait_ns : idle_wait_ns);
         ucx_look_at(pipe->ucx, pipe->deadline_ns);
     }
 }
@@ -219,7 +225,7 @@ struct ucx_pipe *ucx_pipe_to(struct ucx *ucx, const unsigned char *blob, const c
     *out_why = "too many processes at once";
     for (size_t i = 0; i < ucx->pipe_end; i++) {
         struct ucx_pipe *pipe = &ucx->pipes[i];
-        if (pipe->ep != NULL && !pipe->failed && pipe->process == process) {
+        if (pipe->ep != NULL && !pipe->failed && !pipe->retired && pipe->process == process) {
             return pipe;
         }
     }

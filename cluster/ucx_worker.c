@@ -68,7 +68,7 @@ static fl_status configure(ucp_config_t *config, const char *device, const char 
         {"UCX_TLS", "TLS", "tcp"},
         /* It would otherwise open data ports on every network of the machine. */
         {"UCX_NET_DEVICES", "NET_DEVICES", device},
-        {"UCX_TCP_PORT_RANGE", "PORT_RANGE", ports},
+        {NULL, "PORT_RANGE", ports},
         {NULL, "MAX_EAGER_LANES", "1"}, /* two may reorder */
         {NULL, "ZCOPY_THRESH", "inf"},
         {NULL, "TX_SEG_SIZE", "64K"}, /* of TCP: holds a fragment, and is received at once, too */

@@ -66,7 +66,8 @@ static fl_status read_key(struct program *program)
 /* mpirun's ranks exchange their workers' addresses and a fresh key; nobody listens. */
 static fl_status open_mpi_transport(struct program *program)
 {
-    const struct transport_ucx_config config = {.listen = NULL, .party = FL_PARTY_COORDINATOR};
+    const struct transport_ucx_config config = {
+        .listen = NULL, .party = FL_PARTY_COORDINATOR, .data_ports = program->settings.data_ports};
     FL_TRY(transport_ucx_open(&config, &program->transport));
     struct fl_address mine;
     program->transport->ops->address(program->transport, &mine);
@@ -94,8 +95,10 @@ static fl_status open_transport(struct program *program)
                        listen);
     }
     program->node_key = program->has_key ? &program->key : NULL;
-    const struct transport_ucx_config config = {
-        .listen = listen, .party = FL_PARTY_COORDINATOR, .key = program->node_key};
+    const struct transport_ucx_config config = {.listen = listen,
+                                                .party = FL_PARTY_COORDINATOR,
+                                                .key = program->node_key,
+                                                .data_ports = program->settings.data_ports};
     /* UCX only ever uses the network devices that are up when it starts: wait for one. */
     struct pollfd signals = {.fd = program->signals, .events = POLLIN};
     fl_status status;

@@ -19,6 +19,8 @@ static const char HELP[] =
     "\n"
     "  --models DIR            folder of .gguf files (~/.cache/firstlight/models)\n"
     "  --listen HOST:PORT      where nodes join (127.0.0.1:7412)\n"
+    "  --data-ports A-B        ports for the data between machines, for firewalls: two for\n"
+    "                          each process of a machine, 7420-7439 say (any)\n"
     "  --client-listen ADDRESS where programs ask: HOST:PORT or unix:/path; may be\n"
     "                          given more than once (127.0.0.1:7411)\n"
     "  --key-file FILE         pool key, made by 'firstlight keygen'; needed for every\n"
@@ -49,6 +51,7 @@ static const char HELP[] =
 enum flag {
     OPTION_MODELS = 256,
     OPTION_LISTEN,
+    OPTION_DATA_PORTS,
     OPTION_CLIENT_LISTEN,
     OPTION_KEY_FILE,
     OPTION_CONTEXT,
@@ -69,6 +72,7 @@ enum flag {
 static const struct option OPTIONS[] = {
     {"models", required_argument, NULL, OPTION_MODELS},
     {"listen", required_argument, NULL, OPTION_LISTEN},
+    {"data-ports", required_argument, NULL, OPTION_DATA_PORTS},
     {"client-listen", required_argument, NULL, OPTION_CLIENT_LISTEN},
     {"key-file", required_argument, NULL, OPTION_KEY_FILE},
     {"context", required_argument, NULL, OPTION_CONTEXT},
@@ -183,6 +187,7 @@ static fl_status take_option(int option, const char *text, struct settings *out)
     switch (option) {
     case OPTION_MODELS: return copy_text("--models", text, out->models, sizeof(out->models));
     case OPTION_LISTEN: return copy_text("--listen", text, out->listen, sizeof(out->listen));
+    case OPTION_DATA_PORTS: return transport_ports_parse(text, "--data-ports", &out->data_ports);
     case OPTION_CLIENT_LISTEN: return add_client_listen(text, out);
     case OPTION_KEY_FILE:
         return copy_text("--key-file", text, out->key_file, sizeof(out->key_file));
@@ -247,6 +252,7 @@ static fl_status take_file(const char *path, struct settings *out)
     FL_TRY(take_text("listen", file.listen, out->listen, sizeof(out->listen)));
     FL_TRY(take_text("models", file.models, out->models, sizeof(out->models)));
     FL_TRY(take_text("key_file", file.key_file, out->key_file, sizeof(out->key_file)));
+    out->data_ports = file.data_ports;
     if (file.client_listen[0] != '\0') {
         FL_TRY(add_client_listen(file.client_listen, out));
     }

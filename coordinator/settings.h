@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cluster/transport_ports.h"
 #include "coordinator/client_server.h"
 #include "coordinator/coordinator.h"
 #include "proto/base/log.h"
@@ -31,6 +32,7 @@ struct settings {
     char models[SETTINGS_PATH_MAX];
     char key_file[SETTINGS_PATH_MAX]; /* "" for none */
     char chat_family[32];
+    struct transport_ports data_ports; /* 0 and 0: any */
     enum fl_log_level log;
     struct coordinator_settings coordinator; /* its strings point into this struct */
 };

@@ -200,8 +200,10 @@ static fl_status wait_for_route(struct program *program, char out[FL_NETWORK_TEX
 /* UCX only ever uses the network devices that are up when it starts. */
 static fl_status open_transport(struct program *program, const char *listen)
 {
-    const struct transport_ucx_config ucx = {
-        .listen = listen, .party = FL_PARTY_NODE, .key = program->has_key ? &program->key : NULL};
+    const struct transport_ucx_config ucx = {.listen = listen,
+                                             .party = FL_PARTY_NODE,
+                                             .key = program->has_key ? &program->key : NULL,
+                                             .data_ports = program->options.data_ports};
     char host[FL_NETWORK_TEXT_MAX];
     fl_status status;
     FL_TRY(wait_for_route(program, host));
@@ -295,8 +297,10 @@ static fl_status open_pool(struct program *program, struct node_config *config)
 static fl_status open_mpi(struct program *program, struct node_config *config)
 {
     struct bootstrap_mpi bootstrap;
-    const struct transport_ucx_config ucx = {
-        .listen = NULL, .party = FL_PARTY_NODE, .key = &program->key};
+    const struct transport_ucx_config ucx = {.listen = NULL,
+                                             .party = FL_PARTY_NODE,
+                                             .key = &program->key,
+                                             .data_ports = program->options.data_ports};
     FL_TRY(transport_ucx_open(&ucx, &program->transport));
     program->transport->ops->address(program->transport, &config->join.address);
     FL_TRY(bootstrap_mpi_exchange(&config->join.address, false, &bootstrap));

@@ -21,6 +21,7 @@ enum flag {
     FLAG_JOIN = 256,
     FLAG_NAME,
     FLAG_LISTEN,
+    FLAG_DATA_PORTS,
     FLAG_MODELS,
     FLAG_CACHE,
     FLAG_CACHE_BUDGET,
@@ -38,6 +39,7 @@ static const struct option long_options[] = {
     {"join", required_argument, NULL, FLAG_JOIN},
     {"name", required_argument, NULL, FLAG_NAME},
     {"listen", required_argument, NULL, FLAG_LISTEN},
+    {"data-ports", required_argument, NULL, FLAG_DATA_PORTS},
     {"models", required_argument, NULL, FLAG_MODELS},
     {"cache", required_argument, NULL, FLAG_CACHE},
     {"cache-budget", required_argument, NULL, FLAG_CACHE_BUDGET},
@@ -64,6 +66,8 @@ void node_options_help(void)
         "                        mpirun its host name and rank)\n"
         "  --listen HOST:PORT    where other nodes reach this one (default: loopback for a\n"
         "                        coordinator on loopback, else the address that leads there)\n"
+        "  --data-ports A-B      ports for the data between machines, for firewalls: two for each\n"
+        "                        process of a machine, 7420-7439 say (default: any)\n"
         "  --models DIR          model files on this machine; without, or when a model is not in\n"
         "                        it, its bytes are fetched from the coordinator\n"
         "  --cache DIR           fetched bytes are kept here (default ~/.cache/firstlight/shards)\n"
@@ -224,6 +228,7 @@ static fl_status take_file(struct node_options *options, const struct topology_n
     options->models = given(options->file.models, NULL);
     options->key_file = given(options->file.key_file, NULL);
     options->isa = given(options->file.isa, options->isa);
+    options->data_ports = file->data_ports;
     if (file->cache[0] != '\0') {
         snprintf(options->cache, sizeof(options->cache), "%s", file->cache);
     }
@@ -246,6 +251,7 @@ static fl_status take_option(struct node_options *options, int option, const cha
     case FLAG_JOIN: options->join = value; return FL_OK;
     case FLAG_NAME: options->named = true; return parse_name(value, options->name);
     case FLAG_LISTEN: options->listen = value; return FL_OK;
+    case FLAG_DATA_PORTS: return transport_ports_parse(value, "--data-ports", &options->data_ports);
     case FLAG_MODELS: options->models = value; return FL_OK;
     case FLAG_CACHE:
         if (value[0] == '\0' || strlen(value) >= sizeof(options->cache)) {

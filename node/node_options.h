@@ -26,6 +26,7 @@ struct node_options {
     uint64_t cache_budget;
     uint64_t memory;
     uint32_t threads;
+    struct transport_ports data_ports; /* 0 and 0: any */
     bool help;
     bool version;
     char name[FL_NAME_MAX];

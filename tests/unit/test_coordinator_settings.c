@@ -39,6 +39,9 @@ static void flags_are_taken(void)
     CHECK_EQ(settings.coordinator.split[2], 12);
     CHECK_EQ(read_words("--client-listen", "unix:/tmp/a", "--client-listen", "127.0.0.1:1"), FL_OK);
     CHECK_EQ(settings.client_listen_count, 2);
+    CHECK_EQ(read_words("--data-ports", "7420-7439", NULL, NULL), FL_OK);
+    CHECK_EQ(settings.data_ports.first, 7420);
+    CHECK_EQ(settings.data_ports.last, 7439);
     CHECK_EQ(read_words("--activations=f32", "--no-overlap", "--template", "gemma"), FL_OK);
     CHECK(settings.coordinator.activations_f32 && settings.coordinator.no_overlap);
     CHECK(strcmp(settings.coordinator.chat_family, "gemma") == 0);
@@ -57,6 +60,8 @@ static void wrong_flags_are_named(void)
         {"--kv-budget", "lots", "512MiB"},
         {"--kv-budget", "0", "512MiB"},
         {"--chunk", "1025", "1024"},
+        {"--data-ports", "7420", "FIRST-LAST"},
+        {"--data-ports", "7420-7420", "7420-7421"},
         {"--activations", "bf16", "q8"},
         {"--split", "1,,2", "--split"},
         {"--split", "0,0", "no node gets a layer"},
@@ -80,7 +85,8 @@ static void flags_win_over_the_file(void)
 {
     static const char text[] =
         "{\"coordinator\": {\"listen\": \"127.0.0.1:5\", \"client_listen\": \"unix:/tmp/b\","
-        " \"context\": 512, \"kv_budget\": \"64MiB\", \"split\": [1, 2]}}";
+        " \"context\": 512, \"kv_budget\": \"64MiB\", \"split\": [1, 2],"
+        " \"data_ports\": \"7420-7439\"}}";
     struct temp_folder folder;
     char path[TEMP_PATH_MAX];
     temp_folder_make(&folder);
@@ -98,6 +104,7 @@ static void flags_win_over_the_file(void)
     CHECK_EQ(file.coordinator.context, 512);
     CHECK_EQ(file.coordinator.kv_budget, 64 << 20);
     CHECK_EQ(file.coordinator.split_count, 2);
+    CHECK_EQ(file.data_ports.last, 7439);
     CHECK_EQ(both, FL_OK);
     CHECK_EQ(context, 99);
     CHECK_EQ(listens, FL_OK);

@@ -48,6 +48,9 @@ static void flags_are_taken(void)
     CHECK(strcmp(options.cache, "/c") == 0);
     CHECK_EQ(options.cache_budget, 1 << 20);
     CHECK_EQ(options.log_level, FL_LOG_DEBUG);
+    CHECK_EQ(PARSE(&options, "--join=a:1", "--data-ports", "7420-7439"), FL_OK);
+    CHECK_EQ(options.data_ports.first, 7420);
+    CHECK_EQ(options.data_ports.last, 7439);
     CHECK_EQ(PARSE(&options, "--help"), FL_OK);
     CHECK(options.help);
     CHECK_EQ(PARSE(&options, "--version"), FL_OK);
@@ -73,6 +76,15 @@ static void what_cannot_be_used_is_refused_in_words(void)
         {{"--name", "two words"}, "two words"},
         {{"--name", ""}, "--name"},
         {{"--cache", ""}, "--cache"},
+        {{"--data-ports", "7420"}, "FIRST-LAST"},
+        {{"--data-ports", "7420-"}, "FIRST-LAST"},
+        {{"--data-ports", "0-9"}, "1 to 65535"},
+        {{"--data-ports", "7420-65536"}, "1 to 65535"},
+        {{"--data-ports", "7420-7421x"}, "7420-7421x"},
+        {{"--data-ports", "99999999999-3"}, "FIRST-LAST"},
+        {{"--data-ports", "7421-7420"}, "7421-7422 would do"},
+        {{"--data-ports", "7420-7420"}, "7420-7421 would do"},
+        {{"--data-ports", "65535-65535"}, "65534-65535 would do"},
         {{"--log", "loud"}, "loud"},
         {{"--config", "/nowhere/at/all.json"}, "/nowhere/at/all.json"},
     };
@@ -89,7 +101,7 @@ static void flags_override_the_file_and_a_boxs_entry_the_general_one(void)
 {
     static const char text[] =
         "{\"node\": {\"join\": \"box1:7412\", \"listen\": \"0.0.0.0:7413\", \"memory\": \"1GiB\","
-        " \"cache_budget\": \"2GiB\", \"threads\": 5},"
+        " \"cache_budget\": \"2GiB\", \"threads\": 5, \"data_ports\": \"7420-7439\"},"
         " \"nodes\": [{\"name\": \"box2\", \"memory\": \"3GiB\"}]}";
     struct temp_folder folder;
     char path[TEMP_PATH_MAX];
@@ -101,8 +113,8 @@ static void flags_override_the_file_and_a_boxs_entry_the_general_one(void)
     temp_folder_path(&folder, "pool.json", path);
     const fl_status status2 = PARSE(&box2, "--name", "box2", "--config", path);
     const fl_status status3 = PARSE(&box3, "--config", path, "--name", "box3", "--threads", "2");
-    const fl_status status4 =
-        PARSE(&said, "--memory", "9GiB", "--config", path, "--name", "box2", "--join", "other:1");
+    const fl_status status4 = PARSE(&said, "--memory", "9GiB", "--config", path, "--name", "box2",
+                                    "--join", "other:1", "--data-ports", "8000-8001");
     temp_folder_remove(&folder);
     CHECK_EQ(status2, FL_OK);
     CHECK_EQ(status3, FL_OK);
@@ -115,6 +127,8 @@ static void flags_override_the_file_and_a_boxs_entry_the_general_one(void)
     CHECK_EQ(box3.threads, 2);
     CHECK_EQ(said.memory, UINT64_C(9) << 30);
     CHECK(strcmp(said.join, "other:1") == 0);
+    CHECK_EQ(box2.data_ports.last, 7439);
+    CHECK_EQ(said.data_ports.last, 8001);
 }
 
 static void under_mpirun_a_rank_is_added_to_a_name_nobody_gave(void)

@@ -22,11 +22,11 @@ static void test_whole(void)
               "\"unix:/run/fl.sock\",\n"
               " \"models\": \"/srv/models\", \"key_file\": \"/etc/key\", \"context\": 4096,\n"
               " \"kv_budget\": \"512MiB\", \"chunk\": 64, \"activations\": \"f32\",\n"
-              " \"split\": [10, 12, 8], \"queue\": 64},\n"
+              " \"split\": [10, 12, 8], \"queue\": 64, \"data_ports\": \"7420-7439\"},\n"
               " \"node\": {\"name\": \"box1\", \"join\": \"host:7412\", \"memory\": \"6GiB\",\n"
               " \"listen\": \"[::1]:0\", \"models\": \"/m\", \"cache\": \"/c\", "
               "\"cache_budget\": 1000, \"threads\": 4,\n"
-              " \"isa\": \"auto\", \"key_file\": \"k\"},\n"
+              " \"isa\": \"auto\", \"key_file\": \"k\", \"data_ports\": \"1-65535\"},\n"
               " \"nodes\": [{\"name\": \"box1\", \"memory\": \"1.5GiB\"}, {\"name\": \"b-2\"}]}"),
         FL_OK);
     const struct topology_coordinator *c = &topology.coordinator;
@@ -48,6 +48,8 @@ static void test_whole(void)
     CHECK_EQ(strcmp(n->isa, "auto"), 0);
     CHECK(n->memory.value == UINT64_C(6) << 30 && n->cache_budget.value == 1000);
     CHECK(n->threads.given && n->threads.value == 4);
+    CHECK(c->data_ports.first == 7420 && c->data_ports.last == 7439);
+    CHECK(n->data_ports.first == 1 && n->data_ports.last == 65535);
     CHECK_EQ(topology.box_count, 2);
     CHECK(topology_find(&topology, "box1")->memory.value == UINT64_C(3) << 29);
     CHECK(!topology_find(&topology, "b-2")->memory.given);
@@ -137,6 +139,9 @@ static void test_mistakes(void)
         {"{\"coordinator\": {\"split\": [1, \"2\"]}}", "1 to 64"},
         {"{\"node\": {\"name\": \"box 1\"}}", "letters, digits"},
         {"{\"node\": {\"threads\": 5000}}", "from 1 to 1024"},
+        {"{\"node\": {\"data_ports\": 7420}}", "data_ports must be a text"},
+        {"{\"node\": {\"data_ports\": \"7420\"}}", "node.data_ports \"7420\" is not FIRST-LAST"},
+        {"{\"coordinator\": {\"data_ports\": \"9-8\"}}", "so 9-10 would do"},
         {"{\"nodes\": {}}", "nodes must be a list"},
         {"{\"nodes\": [{\"memory\": 1}]}", "nodes[0].name is missing"},
         {"{\"nodes\": [{\"name\": \"a\"}, {\"name\": \"a\"}]}", "names a twice"},

@@ -603,6 +603,33 @@ static void test_garbage(void)
     side_close(&b);
 }
 
+/* Two ports that are free now, one after the other. */
+static struct transport_ports two_free_ports(void)
+{
+    for (uint16_t first = 30000; first < 60000; first = (uint16_t)(first + 2)) {
+        const struct transport_ports ports = {first, (uint16_t)(first + 1)};
+        if (transport_ports_check(&ports) == FL_OK) {
+            return ports;
+        }
+    }
+    return (struct transport_ports){0, 0};
+}
+
+static void test_data_ports(void)
+{
+    struct transport *first = NULL;
+    struct transport *second = NULL;
+    const struct transport_ucx_config config = {.listen = "127.0.0.1:0",
+                                                .data_ports = two_free_ports()};
+    CHECK(config.data_ports.last != 0);
+    CHECK_EQ(transport_ports_check(&config.data_ports), FL_OK);
+    CHECK_EQ(transport_ucx_open(&config, &first), FL_OK);
+    CHECK_EQ(transport_ports_check(&config.data_ports), FL_BUSY); /* both are taken */
+    CHECK_EQ(transport_ucx_open(&config, &second), FL_BUSY);      /* and nobody waits for them */
+    CHECK(strstr(fl_last_error(), "only 0 can be had and a process needs 2") != NULL);
+    first->ops->close(first);
+}
+
 /* The program run as `PROG --echo`: listens, prints where, echoes until it is killed. */
 static int echo_main(void)
 {
@@ -730,6 +757,7 @@ static const struct test_case cases[] = {
     {"transport: addresses that name nothing are refused", test_bad_addresses},
     {"transport: a port in use is named", test_port_in_use},
     {"transport: a listener gets its port back after a restart", test_listen_again},
+    {"transport: data goes over the ports given, and too few are named", test_data_ports},
     {"transport: garbage and silence on the port harm nobody", test_garbage},
     {"transport: waiting costs nothing", test_idle},
 };
