@@ -217,7 +217,11 @@ void timeline_take(struct timeline_table *table, struct timeline *timeline, uint
     } else if (spans->span_count > 0) {
         take_spans(table, timeline, stage, spans, &line);
     }
-    stage->spans_lost += spans->lost < UINT64_MAX - stage->spans_lost ? spans->lost : 0;
+    if (spans->lost > stage->overwritten) { /* each of its messages says it anew */
+        const uint64_t more = spans->lost - stage->overwritten;
+        stage->overwritten = spans->lost;
+        stage->spans_lost += more < UINT64_MAX - stage->spans_lost ? more : 0;
+    }
     stage->start = spans->start;
     stage->answered = spans->last;
 }

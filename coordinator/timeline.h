@@ -52,6 +52,7 @@ struct timeline_stage {
     uint64_t clock_error_ns;
     uint64_t slept_ns;
     struct fl_start_record start; /* its times are the node's */
+    uint64_t overwritten;         /* of the lost ones: before the node could send them */
     uint64_t spans_lost;
     uint32_t span_count; /* mapped to our clock */
     struct fl_span *spans;

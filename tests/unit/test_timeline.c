@@ -121,8 +121,9 @@ static void one_timeline_has_a_limit(void)
     struct timeline *timeline = start();
     const uint32_t rounds = FL_TIMELINE_SPAN_MAX / FL_SPANS_MAX;
     for (uint32_t i = 0; i < rounds; i++) {
-        take(timeline, i % 2, FL_SPANS_MAX, 0, false);
+        take(timeline, i % 2, FL_SPANS_MAX, i % 2 == 0 ? 2 : 0, false);
     }
+    CHECK_EQ(timeline->stages[0].spans_lost, 2); /* every message says it */
     take(timeline, 0, 7, 3, true);
     take(timeline, 0, 7, 3, true); /* after its last word */
     CHECK_EQ(timeline->stages[0].spans_lost, 10);
