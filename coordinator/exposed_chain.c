@@ -99,9 +99,15 @@ static void emit(struct walk *walk, enum fl_phase phase, uint32_t stage, enum fl
 }
 
 /* Nobody says what this thread did from `start` to now; where spans are missing, it may have been
- * anything. */
+ * anything.  A moment on the way from one task to the next belongs to the next. */
 static void emit_gap(struct walk *walk, uint32_t stage, uint64_t start)
 {
+    struct exposed_segment *last = walk->count > 0 ? &walk->segments[walk->count - 1] : NULL;
+    if (last != NULL && last->stage == stage && start < walk->now && walk->now - start < NEAR_NS &&
+        start >= walk->config->begin_ns) {
+        last->start_ns = walk->now = start;
+        return;
+    }
     const bool whole = stage == EXPOSED_CHAIN_COORDINATOR || walk->config->stages[stage].whole;
     emit(walk, whole ? FL_PHASE_WAKE : FL_PHASE_UNKNOWN, stage, FL_CAUSE_NONE, start, 0);
 }

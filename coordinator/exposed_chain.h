@@ -15,7 +15,8 @@
  * explains is UNKNOWN.
  *
  * A gap is WAKE between a cause and its effect on one thread, SEND between a
- * message sent and received, UNKNOWN otherwise.
+ * message sent and received, UNKNOWN otherwise.  One of less than 20 us on one
+ * thread belongs to what follows.
  *
  * Which span is which (see span.h): RECEIVE of PLAN has no request, of ADMIT a
  * request and no rows, of activations both.  The coordinator's SEND of PLAN and
