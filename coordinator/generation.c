@@ -529,15 +529,15 @@ static void log_done(const struct request *request, const struct fl_client_event
     int used = 0;
     for (uint32_t i = 0; i < event->as.done.phase_count && i < 2; i++) {
         const struct fl_phase_summary *phase = &event->as.done.phases[i];
-        used += snprintf(exposed + used, sizeof(exposed) - (size_t)used, " %s %.1f ms",
-                         phase->phase, phase->exposed_ms);
+        used += snprintf(exposed + used, sizeof(exposed) - (size_t)used, "%s %s %.1f ms",
+                         i == 0 ? ", of it" : ",", phase->phase, phase->exposed_ms);
     }
     fl_log(FL_LOG_INFO,
            "request %" PRIu64 " ended: model %s finish %s class %s prompt %" PRIu32
-           " tokens %" PRIu32 " ttft %.1f ms%s%s",
+           " tokens %" PRIu32 " ttft %.1f ms%s",
            request->serial, request->model_name, fl_finish_name(request->finish),
            fl_class_name(event->as.done.class_), request->prompt_count, request->output_count,
-           event->as.done.ttft_ms, exposed[0] != '\0' ? ", most of it" : "", exposed);
+           event->as.done.ttft_ms, exposed);
 }
 
 /* DONE, and nothing is left. */
