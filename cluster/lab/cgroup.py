@@ -19,6 +19,9 @@ from hosts_file import LabError
 # Short periods: a host with half a core is half as fast at every moment, not asleep for 50 ms.
 CPU_PERIOD_US = 10000
 CPU_QUOTA_MIN_US = 1000
+# A group counts as one process against those outside, however many it holds: a neighbour's work would be measured.
+# 100 times the usual weight is the most that version 2 allows.
+FIRST = {1: ("cpu.shares", "102400"), 2: ("cpu.weight", "10000")}
 WANTED = (("disk", "blkio", "io"), ("memory", "memory", "memory"), ("cpu", "cpu", "cpu"))
 
 
@@ -117,6 +120,15 @@ class Cgroups:
         except OSError as error:
             raise LabError(f"{name}: the kernel refuses {what} {value}{' on device ' + device if device else ''}: "
                            f"{error.strerror}") from None
+
+    def go_first(self, lab):
+        """The lab's processes go before all others of the machine."""
+        version, root = self.places["cpu"]
+        name, weight = FIRST[version]
+        try:
+            put(os.path.join(root, lab, name), weight)
+        except OSError as error:
+            raise LabError(f"the lab cannot be given the processor first: {error.strerror}") from None
 
     def pids(self, lab):
         """Every process in any group of the lab."""

@@ -30,7 +30,7 @@ UPLINK_HOST = 254  # the machine's own address in the lab's network
 MTU = 9000
 GSO_BYTES_MAX = 32 << 10
 # What a bucket holds may pass at once. Less than this, and a busy machine wakes too late to fill the link.
-BUCKET_S = 0.002
+BUCKET_S = 0.001
 BUCKET_BYTES_MIN = 36 << 10  # a packet of the kernel's must fit
 QUEUE_S = 0.02
 QUEUE_BYTES_MIN = 256 << 10

@@ -152,6 +152,9 @@ def both_versions_of_control_groups_get_what_they_understand():
 
         only_v2 = cgroup.Cgroups([mount(v2, "cgroup2", "rw,nsdelegate")])
         only_v2.need()
+        fill(os.path.join(v2, "lab"), "cpu.weight")
+        only_v2.go_first("lab")
+        assert content(v2, "lab", "cpu.weight") == ["10000"]
         assert only_v2.lend_controllers("lab") == ["io", "memory"]
         assert content(v2, "cgroup.subtree_control") == ["+io", "+memory"]
         assert content(v2, "lab", "cgroup.subtree_control") == ["+io", "+memory", "+cpu"]
