@@ -28,8 +28,8 @@ def alive(pid):
 
 def down_ends_even_what_hides():
     need_lab()
-    with Lab({"name": "box1", "disk": "100kB/s"}, {"name": "box2"}) as lab:
-        lab.good("put", "all", lab.data("model", 8 * MB))
+    with Lab({"name": "box1", "disk": "400kB/s"}, {"name": "box2"}) as lab:
+        lab.good("put", "all", lab.data("model", 24 * MB))
         path = lab.model("box1", "model")
         forget(path)
         machine = [os.path.join(root, "cgroup.procs") for root in cgroup.Cgroups().roots()]
