@@ -78,7 +78,7 @@ door_visit door_knock(struct door *door, const struct fl_network_socket *targets
                       const char *text);
 
 /* End a visit; no gone() follows. */
-void door_leave(struct door *door, door_visit visit);
+void door_leave(struct door *door, door_visit id);
 
 /* Do what can be done without waiting; returns how many things happened.  Lowers *next_ns to when
  * the next deadline is due. */

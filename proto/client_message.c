@@ -338,7 +338,7 @@ static fl_status take(const Firstlight__Request *message, struct fl_arena *arena
 size_t fl_client_request_arena(size_t size)
 {
     /* A conversation's parts cost up to 300 bytes each, however short they are. */
-    return 8 * size + FL_CHAT_MESSAGE_MAX * 300 + (64 << 10);
+    return 8 * size + (size_t)FL_CHAT_MESSAGE_MAX * 300 + (64 << 10);
 }
 
 /* The counts whose parts cost many times their bytes in memory: they meet their limits first. */
