@@ -55,7 +55,7 @@ FL_MUST_CHECK fl_status fetch_queue_submit(struct fetch_queue *queue,
 /* FL_AGAIN while under way; FL_OK: `out` is valid until release; else why it failed. */
 FL_MUST_CHECK fl_status fetch_queue_poll(struct fetch_queue *queue, uint32_t slot,
                                          const unsigned char **out);
-void fetch_queue_release(struct fetch_queue *queue, uint32_t slot);
+void fetch_queue_release(struct fetch_queue *queue, uint32_t index);
 
 /* The next message to send, or false.  Its pointers are valid until the next call of the queue by
  * the wire thread, and it is offered again until sent() is called. */

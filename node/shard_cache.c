@@ -389,6 +389,7 @@ static bool write_whole(int fd, const void *data, size_t size, uint64_t offset)
 static void writer_give_up(struct shard_writer *writer)
 {
     if (writer->fd >= 0) {
+        FL_ASSERT(writer->part != NULL); /* it was opened by that name */
         (void)unlink(writer->part);
         close(writer->fd);
         writer->fd = -1;
