@@ -205,8 +205,11 @@ static void take_timeline(struct sim_cluster *sim, const struct fl_timeline *tim
 {
     const struct sim_request *request = sim->timeline;
     double at_ms = 0;
+    double unknown_ms = 0;
     sim->timeline = NULL;
     for (uint32_t i = 0; i < timeline->segment_count; i++) {
+        const bool unknown = strcmp(timeline->segments[i].phase, "unknown") == 0;
+        unknown_ms += unknown ? timeline->segments[i].ms : 0;
         if (differ(timeline->segments[i].start_ms, at_ms)) {
             complain(sim, "the chain of request %" PRIu64 " has a gap", request->id);
         }
@@ -218,6 +221,10 @@ static void take_timeline(struct sim_cluster *sim, const struct fl_timeline *tim
     }
     if (!timeline->complete && request->undisturbed && !request->cancelled) {
         complain(sim, "request %" PRIu64 " has spans missing and no fault to blame", request->id);
+    }
+    if (timeline->complete && unknown_ms > 0) {
+        complain(sim, "request %" PRIu64 " has all its spans and %.6f ms unknown of %.6f",
+                 request->id, unknown_ms, request->ttft_ms);
     }
 }
 
