@@ -557,13 +557,21 @@ static struct step step_busy(struct walk *walk, struct step at, const struct fl_
     return weights ? at : input_step(at, &needs);
 }
 
-/* Rows of the embedding that the loader read for a run, before the table was there. */
+/* Rows of the embedding: the loader read them for this run before the table was there, or the run
+ * waited for the table, or without overlap for everything. */
 static struct step step_embedding(struct walk *walk, struct step at, const struct fl_span *task)
 {
     const struct fl_span *spans = walk->config->stages[at.stage].spans;
     for (uint32_t i = walk->config->stages[at.stage].span_count; down(walk, &i);) {
-        if (spans[i].lane == FL_LANE_LOADER && spans[i].phase == FL_PHASE_EMBED &&
-            spans[i].end_ns <= walk->now + NEAR_NS) {
+        if (spans[i].lane != FL_LANE_LOADER || spans[i].end_ns > walk->now + NEAR_NS) {
+            continue;
+        }
+        if (is_loading(&spans[i])) {
+            at.kind = STEP_LOADED;
+            at.piece = task->piece;
+            return at;
+        }
+        if (spans[i].phase == FL_PHASE_EMBED) {
             emit_span(walk, &spans[i], at.stage);
             break;
         }

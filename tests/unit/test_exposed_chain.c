@@ -335,13 +335,15 @@ static void without_overlap_the_last_piece_counts(void)
     put_start();
     put_piece(0, 1, 10, 30, 0, 0);
     put_piece(0, 2, 30, 80, 0, 0);
-    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_WEIGHTS, 80, 80, 85);
+    put_join(0, 1, REQUEST, 0, PROMPT, 9, 81); /* not formed before */
+    (void)put_task(0, FL_PHASE_EMBED, 1, 0, FL_CAUSE_WEIGHTS, 80, 81, 82);
+    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 82, 82, 85);
     (void)put_task(0, FL_PHASE_PREFILL, 1, 2, FL_CAUSE_INPUT, 85, 85, 90);
     (void)put_task(0, FL_PHASE_SAMPLE, 1, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 90, 90, 91);
     (void)put_send(0, PROMPT, 1, 91, 92);
     expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-10, "
-           "read@0 10-80, prefill@0 80-90, sample@0 90-91, send@0 91-95, return@c 95-96");
+           "read@0 10-80, wake@0 80-81, embed@0 81-82, prefill@0 82-90, sample@0 90-91, send@0 "
+           "91-95, return@c 95-96");
 }
 
 static void the_work_of_others_is_a_queue(void)
