@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "proto/base/check.h"
@@ -28,6 +30,21 @@ static void file_free(struct bulk_file *file)
 {
     free(file->slab);
     free(file);
+}
+
+/* A disk that is filled up to the brim harms whoever else writes to it: ask first. */
+static fl_status check_space(const char *path, int fd, uint64_t size)
+{
+    struct statvfs space;
+    if (fstatvfs(fd, &space) != 0) {
+        return FL_OK; /* then the write will tell */
+    }
+    const uint64_t free_size = (uint64_t)space.f_bavail * space.f_frsize;
+    if (size > free_size) {
+        return FL_FAIL(FL_IO, "%s: needs %" PRIu64 " MiB, its disk has %" PRIu64 " MiB free", path,
+                       size >> 20, free_size >> 20);
+    }
+    return FL_OK;
 }
 
 fl_status bulk_file_open(const char *path, uint64_t size, struct bulk_file **out)
@@ -54,6 +71,11 @@ fl_status bulk_file_open(const char *path, uint64_t size, struct bulk_file **out
         const int error = errno;
         file_free(file);
         return FL_FAIL(FL_IO, "%s: cannot be created: %s", path, strerror(error));
+    }
+    const fl_status status = check_space(path, file->fd, size);
+    if (status != FL_OK) {
+        bulk_file_discard(file);
+        return status;
     }
     *out = file;
     return FL_OK;

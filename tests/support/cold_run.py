@@ -298,19 +298,26 @@ class Bench:
         runs, models = [], [path for path in self.boxes.files() if path.endswith(".gguf")]
         with self.cluster(cell) as cluster:
             cluster.start_all()
-            for number in range(self.repeat):
-                cluster.ask(*self.prompt(cell))
-                cluster.wait_loaded()
-                done = cluster.run("unload", cell.subject.name)
-                if done.status != 0:
-                    raise Refused(f"the model could not be unloaded: {done.err.strip()}")
-                share = self.fill_page_cache(models)
-                run = Run(cluster.ask_other(number), cluster)
-                run.share_before = share
-                runs.append(run)
-                self.say(f"  {run.ttft_ms:.1f} ms ({run.answer['class']})")
+            while len(runs) < self.repeat:
+                runs.append(self.ask_unloaded(cluster, cell, models, len(runs)))
+                self.say(f"  {runs[-1].ttft_ms:.1f} ms ({runs[-1].answer['class']})")
             warm_ms = min(cluster.ask_other(self.repeat + number)["ttft_ms"] for number in range(WARM_RUNS))
         return runs, warm_ms
+
+    def ask_unloaded(self, cluster, cell, models, number):
+        """When the page cache was emptied by somebody else meanwhile, once more."""
+        for _ in range(FILL_TRIES):
+            cluster.ask(*self.prompt(cell))
+            cluster.wait_loaded()
+            done = cluster.run("unload", cell.subject.name)
+            if done.status != 0:
+                raise Refused(f"the model could not be unloaded: {done.err.strip()}")
+            share = self.fill_page_cache(models)
+            run = Run(cluster.ask_other(number), cluster)
+            run.share_before = share
+            if page_cache.share(models) > 0.99:
+                break
+        return run
 
 
 def spread(values):

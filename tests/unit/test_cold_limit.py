@@ -16,6 +16,7 @@ from cold_limit import Box, Work
 from gguf_header import Model, Refused
 
 INF = float("inf")
+MKMODEL = os.path.join(pool.ROOT, "tests", "bench", "mkmodel")
 
 
 def work(layers, **more):
@@ -148,7 +149,7 @@ def a_second_search_finds_nothing_better():
 
 def made(folder, *flags):
     path = os.path.join(folder, "made.gguf")
-    subprocess.run([pool.program("mkmodel"), "--layers", "3", "--width", "64", "--heads", "4", "--kv-heads", "2",
+    subprocess.run([MKMODEL, "--layers", "3", "--width", "64", "--heads", "4", "--kv-heads", "2",
                     "--ffn", "96", "--vocab", "500", "--out", path, *flags], check=True)
     return path
 
@@ -173,6 +174,26 @@ def the_same_seed_makes_the_same_model():
                 contents.append(file.read())
             assert os.listdir(folder) == ["made.gguf"], "nothing is left beside the model"
         assert contents[0] == contents[1] != contents[2]
+
+
+def models_that_cannot_be_written_cost_one_sentence():
+    def fails(*flags, **more):
+        done = subprocess.run([MKMODEL, *flags], capture_output=True, text=True, timeout=60, check=False, **more)
+        assert done.returncode not in (0, 77) and done.stderr.count("\n") == 1, (flags, done)
+        return done.stderr
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "made.gguf")
+        assert "/nowhere/made.gguf" in fails("--out", "/nowhere/made.gguf")
+        assert "--out" in fails()
+        assert "Q9_9" in fails("--out", path, "--type", "Q9_9")
+        assert "layer count is 0" in fails("--out", path, "--layers", "0")
+        assert "width is 100" in fails("--out", path, "--width", "100", "--heads", "10")
+        assert "free" in fails("--out", path, "--width", "65536", "--ffn", "65536", "--layers", "512", "--heads", "512")
+        assert "is not built" in fails("--out", path, env={**os.environ, "FIRSTLIGHT_BUILD": folder})
+        os.mkdir(path)
+        assert path in fails("--out", path, "--layers", "1", "--width", "64", "--heads", "4", "--kv-heads", "2", "--ffn",
+                             "64", "--vocab", "400")
+        assert os.listdir(folder) == ["made.gguf"], "nothing is left beside it"
 
 
 def a_file_that_is_no_model_is_refused():
@@ -210,5 +231,6 @@ if __name__ == "__main__":
                only_the_rows_of_the_prompt_are_read_of_the_embedding, activations_cross_the_links_between_stages,
                the_warm_prompt_is_a_limit_too, one_file_is_read_once_and_leaves_over_one_link,
                bytes_in_memory_take_no_disk, a_second_search_finds_nothing_better, a_header_says_what_a_stage_needs,
-               the_same_seed_makes_the_same_model, a_file_that_is_no_model_is_refused,
+               the_same_seed_makes_the_same_model,
+               models_that_cannot_be_written_cost_one_sentence, a_file_that_is_no_model_is_refused,
                cells_are_those_that_were_agreed_on])
