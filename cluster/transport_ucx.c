@@ -29,8 +29,8 @@ static unsigned ucx_progress(struct transport *transport)
 {
     struct ucx *ucx = ucx_of(transport);
     const uint64_t now = ucx_now_ns();
-    const unsigned ready = ucx_workers_ready(ucx, now);
-    unsigned count = ucx_workers_progress(ucx, ready);
+    bool door_calls;
+    unsigned count = ucx_workers_progress(ucx, now, &door_calls);
     if (ucx->more_out) {
         ucx_pipes_pump(ucx);
     }
@@ -38,7 +38,7 @@ static unsigned ucx_progress(struct transport *transport)
         ucx->next_look_ns = UINT64_MAX;
         ucx->attention = true;
     }
-    if (ucx->door != NULL && (ucx->attention || (ready & UCX_READY_DOOR) != 0)) {
+    if (ucx->door != NULL && (ucx->attention || door_calls)) {
         count += door_poll(ucx->door, now, &ucx->next_look_ns);
     }
     count += ucx_report_sent(ucx);

@@ -177,12 +177,14 @@ struct ucx {
     struct ucx_entry entries[UCX_AM_END];
     int fd; /* epoll over the workers', the door's and the timer's */
     int outbox_fd;
-    int timer;     /* when it fires, the outbox is listened to again */
-    bool muted;    /* it is not */
-    bool tcp_only; /* no transport but UCX's TCP is in play */
-    bool quiet;    /* UCX's own lines go to our log */
-    bool inside;   /* a callback of UCX may be running */
-    unsigned due;  /* UCX_READY_*: to be looked at without being asked */
+    int timer;             /* when it fires, the outbox is listened to again */
+    bool muted;            /* it is not */
+    bool tcp_only;         /* no transport but UCX's TCP is in play */
+    bool quiet;            /* UCX's own lines go to our log */
+    bool inside;           /* a callback of UCX may be running */
+    unsigned due;          /* UCX_READY_*: to be looked at without being asked */
+    bool armed;            /* our caller waits, or did until now */
+    unsigned inbox_streak; /* times that it alone had something, in a row */
     uint64_t next_round_ns;
     struct fl_address inbox_address; /* process u64, then the worker's address */
 
@@ -205,6 +207,7 @@ struct ucx {
     uint64_t next_look_ns;
 
     /* ucx_arrival.c */
+    bool expecting;        /* the last message to come has more fragments */
     unsigned char *bounce; /* aligned copy of data that UCX hands out unaligned */
     size_t bounce_size;
 
@@ -310,11 +313,9 @@ FL_MUST_CHECK fl_status ucx_workers_open(struct ucx *ucx, const char *device,
 FL_MUST_CHECK fl_status ucx_worker_watch(struct ucx *ucx, int fd, enum ucx_ready ready);
 void ucx_workers_close(struct ucx *ucx);
 
-/* What has something to do, of those that `fd` stands for. */
-unsigned ucx_workers_ready(struct ucx *ucx, uint64_t now);
-
-/* Let the workers work that called, or are due; returns how many things happened. */
-unsigned ucx_workers_progress(struct ucx *ucx, unsigned called);
+/* Let the workers work that call, or are due; returns how many things happened.  *out_door: the
+ * door calls, too. */
+unsigned ucx_workers_progress(struct ucx *ucx, uint64_t now, bool *out_door);
 unsigned ucx_outbox_progress(struct ucx *ucx);
 FL_MUST_CHECK fl_status ucx_workers_arm(struct ucx *ucx);
 

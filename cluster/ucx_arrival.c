@@ -61,6 +61,7 @@ static void assembly_begin(struct ucx *ucx, struct ucx_link *link, size_t total,
     memcpy(assembly->data, data, size);
     assembly->size = total;
     assembly->filled = size;
+    ucx->expecting = true;
 }
 
 static void on_message(struct ucx *ucx, const void *wire, size_t wire_size, const void *data,
@@ -124,6 +125,8 @@ static void on_more(struct ucx *ucx, const void *wire, size_t wire_size, const v
         assembly->size = 0;
         ucx->events.received(ucx->events.ctx, link->id, assembly->type, assembly->header,
                              assembly->header_size, assembly->data, assembly->filled);
+    } else {
+        ucx->expecting = true;
     }
 }
 
@@ -197,6 +200,7 @@ static void on_bye(struct ucx *ucx, const void *wire, size_t wire_size)
 void ucx_arrived(struct ucx *ucx, enum ucx_am id, const void *wire, size_t wire_size,
                  const void *data, size_t size, bool whole)
 {
+    ucx->expecting = false;
     switch (id) {
     case UCX_AM_MESSAGE: on_message(ucx, wire, wire_size, data, size, whole); break;
     case UCX_AM_MORE: on_more(ucx, wire, wire_size, data, size, whole); break;
