@@ -11,6 +11,9 @@ static const uint64_t admit_wait_ns = 5 * FL_NS_PER_S; /* from the door to a kno
 static const uint64_t gone_wait_ns = FL_NS_PER_S / 4;  /* a goodbye still under way in UCX */
 static const uint64_t close_wait_ns = 2 * FL_NS_PER_S; /* a goodbye that is not answered */
 
+static const char data_ports_hint[] =
+    "a firewall has to let the data ports of both sides through (--data-ports)";
+
 uint64_t ucx_now_ns(void)
 {
     const struct fl_clock clock = fl_clock_monotonic();
@@ -178,6 +181,11 @@ void ucx_link_gone(void *ctx, door_visit visit, fl_status why, const char *text)
         snprintf(link->text, sizeof(link->text), "%s", text);
         link->deadline_ns = ucx_now_ns() + gone_wait_ns;
         ucx_look_at(ucx, link->deadline_ns);
+    } else if (link->state == LINK_OPENING && link->pipe != NULL) {
+        char longer[UCX_TEXT_MAX];
+        snprintf(longer, sizeof(longer), "%.120s, and no data had come from there: %s", text,
+                 data_ports_hint);
+        ucx_link_end(link, ucx, why, longer);
     } else if (link->state == LINK_OPENING || link->state == LINK_AWAITED) {
         ucx_link_end(link, ucx, why, text);
     }
@@ -229,6 +237,10 @@ static unsigned look_after_link(struct ucx *ucx, struct ucx_link *link, uint64_t
     if (link->state != LINK_FREE && link->state != LINK_DEAD && link->deadline_ns != 0) {
         if (late) {
             char text[UCX_TEXT_MAX];
+            if (link->state == LINK_AWAITED) {
+                fl_log(FL_LOG_WARN, "%s was let in and sent no data: %s", link->peer,
+                       data_ports_hint);
+            }
             memcpy(text, link->text, sizeof(text));
             ucx_link_end(link, ucx, link->why, text);
             if (link->pipe != NULL) {

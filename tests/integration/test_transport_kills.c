@@ -269,7 +269,7 @@ static void check_alive(const pid_t *peers)
 static void stress(struct party *hub, const struct fl_address *address, pid_t *peers)
 {
     const char *text = getenv("FIRSTLIGHT_STRESS_S");
-    const uint64_t seconds = text != NULL ? strtoull(text, NULL, 10) : 2;
+    const uint64_t seconds = text != NULL ? strtoull(text, NULL, 10) : 4;
     const uint64_t end = now_ns() + seconds * FL_NS_PER_S;
     uint64_t next_kill = now_ns() + FL_NS_PER_S / 2;
     unsigned kills = 0;

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cluster/door.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "tests/harness.h"
@@ -603,6 +604,75 @@ static void test_garbage(void)
     side_close(&b);
 }
 
+static void on_let_in(void *ctx, door_visit visit, bool opener, uint64_t ticket, const void *pass,
+                      size_t size, const char *peer)
+{
+    (void)visit, (void)opener, (void)ticket, (void)pass, (void)size, (void)peer;
+    ++*(unsigned *)ctx;
+}
+
+static void on_left(void *ctx, door_visit visit, fl_status why, const char *text)
+{
+    (void)ctx, (void)visit, (void)why, (void)text;
+}
+
+/* The door of one process with the data port of another, who does not know the visitor: as behind a
+ * firewall, nothing comes back. */
+static void test_no_data_comes(void)
+{
+    struct side a;
+    struct side c;
+    struct fl_address inbox;
+    struct fl_network_address loopback;
+    struct fl_network_socket place[FL_NETWORK_RESOLVED_MAX];
+    size_t count = 0;
+    unsigned let_in = 0;
+    side_open(&a, "127.0.0.1:0");
+    side_open(&c, NULL);
+    c.transport->ops->address(c.transport, &inbox);
+    CHECK_EQ(fl_network_address_parse("127.0.0.1:0", 11, &loopback), FL_OK);
+    CHECK_EQ(fl_network_address_resolve(&loopback, place, FL_NETWORK_RESOLVED_MAX, &count), FL_OK);
+    const struct door_config config = {
+        .listen = place,
+        .listen_count = count,
+        .listen_text = "127.0.0.1:0",
+        .party = FL_PARTY_NODE,
+        .pass = inbox.bytes,
+        .pass_size = inbox.size,
+        .wait_ns = 5 * FL_NS_PER_S,
+        .events = {.ctx = &let_in, .admitted = on_let_in, .gone = on_left},
+    };
+    struct door *door = NULL;
+    CHECK_EQ(door_open(&config, &door), FL_OK);
+    char text[FL_NETWORK_TEXT_MAX];
+    door_address(door, &place[0]);
+    fl_network_socket_text(&place[0], text);
+    struct fl_address address = {.kind = FL_ADDRESS_SOCKET, .size = (uint32_t)strlen(text)};
+    memcpy(address.bytes, text, strlen(text));
+    transport_link link = 0;
+    CHECK_EQ(a.transport->ops->connect(a.transport, &address, &link), FL_OK);
+    const uint64_t end = now_ns() + PATIENCE_MS * FL_NS_PER_MS;
+    uint64_t next = UINT64_MAX;
+    uint64_t met = UINT64_MAX;
+    while (now_ns() < end && now_ns() < met) {
+        (void)progress(&a);
+        (void)progress(&c);
+        (void)door_poll(door, now_ns(), &next);
+        if (let_in > 0 && met == UINT64_MAX) {
+            met = now_ns() + FL_NS_PER_S / 10; /* it has knocked by then */
+        }
+    }
+    CHECK_EQ(let_in, 1);
+    CHECK_EQ(a.closed, 0);
+    door_close(door);
+    CHECK(wait_for(&a, &c, &a.closed, 1));
+    CHECK_EQ(a.why, FL_LINK_LOST);
+    CHECK(strstr(a.text, "--data-ports") != NULL);
+    CHECK_EQ(c.accepted, 0);
+    side_close(&a);
+    side_close(&c);
+}
+
 /* Two ports that are free now, one after the other. */
 static struct transport_ports two_free_ports(void)
 {
@@ -757,6 +827,7 @@ static const struct test_case cases[] = {
     {"transport: addresses that name nothing are refused", test_bad_addresses},
     {"transport: a port in use is named", test_port_in_use},
     {"transport: a listener gets its port back after a restart", test_listen_again},
+    {"transport: who is let in and gets no data hears of data ports", test_no_data_comes},
     {"transport: data goes over the ports given, and too few are named", test_data_ports},
     {"transport: garbage and silence on the port harm nobody", test_garbage},
     {"transport: waiting costs nothing", test_idle},
