@@ -39,6 +39,7 @@ struct compute {
     bool posted;              /* since the last events.posted() */
     _Atomic int needs_return; /* it sleeps until a buffer comes back */
     uint64_t memory_used;
+    struct run_trace trace;
     struct compute_plan plans[NODE_PLAN_MAX];
 };
 
@@ -49,6 +50,7 @@ fl_status compute_open(const struct compute_config *config, struct compute **out
         return FL_FAIL(FL_NO_MEMORY, "compute: no memory");
     }
     compute->config = *config;
+    compute->trace = (struct run_trace){.spans = config->spans, .clock = config->clock};
     fl_status status = mailbox_open(COMPUTE_INBOX_SIZE, &compute->inbox);
     if (status == FL_OK) {
         status = mailbox_open(RETURNS_SIZE, &compute->returns);
@@ -84,6 +86,11 @@ bool compute_needs_return(struct compute *compute)
     /* An exchange in both threads, so that they have an order: either this one sees that compute
      * waits, or compute sees the record that was posted before.  Pairs with may_sleep(). */
     return atomic_exchange_explicit(&compute->needs_return, 0, memory_order_acq_rel) != 0;
+}
+
+static struct run_trace *trace_of(struct compute *compute)
+{
+    return compute->config.spans != NULL ? &compute->trace : NULL;
 }
 
 /* A coordinator that was restarted may use an id again while its former plan is being closed. */
@@ -199,7 +206,7 @@ static fl_status rows_open(struct compute_plan *entry)
 {
     const struct fl_plan *plan = &entry->plan->plan;
     const size_t width = plan->manifest.shape.width * sizeof(float);
-    const size_t overhead = sizeof(struct fl_activation_header) + MAILBOX_OVERHEAD;
+    const size_t overhead = sizeof(struct compute_rows) + MAILBOX_OVERHEAD;
     const size_t credit = stage_credit_rows(entry->stage);
     /* One run's rows may be skipped where the ring ends, and a record fills at most half of it. */
     const size_t run = plan->chunk_rows * width + overhead;
@@ -212,13 +219,19 @@ static fl_status rows_open(struct compute_plan *entry)
 static fl_status plan_open(struct compute *compute, struct compute_plan *entry)
 {
     const struct fl_plan *plan = &entry->plan->plan;
+    const uint64_t begun_ns = run_trace_now(trace_of(compute));
     uint64_t memory = 0;
     FL_TRY(memory_check(compute, plan, &memory));
     compute->memory_used += memory;
     entry->memory = memory;
     FL_TRY(weight_store_open(&plan->manifest, compute->config.device, &entry->weights));
     struct stage_config config = {
-        .plan = plan, .device = compute->config.device, .weights = entry->weights};
+        .plan = plan,
+        .device = compute->config.device,
+        .weights = entry->weights,
+        .trace = trace_of(compute),
+        .begun_ns = begun_ns,
+    };
     if (node_plan_stage(entry->plan)->has_embed) {
         const struct embedding_reader_config embed_config = {
             .manifest = &plan->manifest,
@@ -305,11 +318,12 @@ static void take_order(struct compute *compute, uint32_t kind, void *record)
     case COMPUTE_PLAN: take_plan(compute, ((struct compute_plan_order *)record)->plan); return;
     case COMPUTE_UNPLAN: take_unplan(compute, ((struct compute_plan_order *)record)->plan); return;
     case COMPUTE_ADMIT: {
-        struct fl_admit *admit = record;
-        admit->tokens = (uint32_t *)(admit + 1);
+        struct compute_admit *order = record;
+        struct fl_admit *admit = &order->admit;
+        admit->tokens = (uint32_t *)(order + 1);
         entry = find(compute, admit->plan_id);
         if (entry != NULL && !entry->broken) {
-            const fl_status status = stage_admit(entry->stage, admit, 0);
+            const fl_status status = stage_admit(entry->stage, admit, order->arrived_ns);
             if (status != FL_OK) {
                 request_fail(compute, entry, admit->request_id, status);
             }
@@ -328,12 +342,15 @@ static void take_order(struct compute *compute, uint32_t kind, void *record)
             stage_drop(entry->stage, record);
         }
         return;
-    case COMPUTE_TOKEN:
-        entry = find(compute, ((struct fl_token *)record)->plan_id);
-        if (entry != NULL && !entry->broken && stage_take_token(entry->stage, record, 0) != FL_OK) {
-            request_fail(compute, entry, ((struct fl_token *)record)->request_id, FL_PROTOCOL);
+    case COMPUTE_TOKEN: {
+        const struct compute_token *order = record;
+        entry = find(compute, order->token.plan_id);
+        if (entry != NULL && !entry->broken &&
+            stage_take_token(entry->stage, &order->token, order->arrived_ns) != FL_OK) {
+            request_fail(compute, entry, order->token.request_id, FL_PROTOCOL);
         }
         return;
+    }
     case COMPUTE_RETURN:
     case COMPUTE_ROWS: break;
     }
@@ -376,11 +393,11 @@ static bool take_rows(struct compute *compute, struct compute_plan *entry)
     bool busy = false;
     uint32_t kind;
     size_t size;
-    for (const struct fl_activation_header *header;
+    for (const struct compute_rows *order;
          entry->rows != NULL && !entry->broken &&
-         (header = mailbox_front(entry->rows, &kind, &size)) != NULL;) {
-        const fl_status status =
-            stage_take_activations(entry->stage, header, (const float *)(header + 1), 0);
+         (order = mailbox_front(entry->rows, &kind, &size)) != NULL;) {
+        const fl_status status = stage_take_activations(
+            entry->stage, &order->header, (const float *)(order + 1), order->arrived_ns);
         mailbox_pop(entry->rows);
         busy = true;
         if (status != FL_OK) {
@@ -404,7 +421,8 @@ static bool post_token(struct compute *compute, struct compute_plan *entry,
     if (sampled == NULL) {
         return false;
     }
-    *sampled = (struct compute_sampled){.plan = entry->plan, .token = *token};
+    *sampled = (struct compute_sampled){
+        .plan = entry->plan, .token = *token, .posted_ns = run_trace_now(trace_of(compute))};
     unsigned char *lists = (unsigned char *)(sampled + 1);
     if (logprobs > 0) {
         memcpy(lists, token->logprobs, logprobs);
@@ -438,7 +456,9 @@ static bool post_output(struct compute *compute, struct compute_plan *entry,
         const struct compute_activations activations = {.plan = entry->plan,
                                                         .header = output->header,
                                                         .rows = output->rows,
-                                                        .buffer = output->buffer};
+                                                        .buffer = output->buffer,
+                                                        .posted_ns =
+                                                            run_trace_now(trace_of(compute))};
         entry->outstanding++;
         return post(compute, COMPUTE_ACTIVATIONS, &activations, sizeof(activations));
     }

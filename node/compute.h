@@ -28,8 +28,10 @@
 #include "node/mailbox.h"
 #include "node/node_plan.h"
 #include "node/wake.h"
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/cluster_message.h"
+#include "proto/span_ring.h"
 
 struct compute;
 
@@ -43,16 +45,32 @@ enum {
 enum compute_order {
     COMPUTE_PLAN,   /* struct compute_plan_order: open it */
     COMPUTE_UNPLAN, /* the same: close it, then say CLOSED */
-    COMPUTE_ADMIT,  /* struct fl_admit, then its tokens */
+    COMPUTE_ADMIT,  /* struct compute_admit, then its tokens */
     COMPUTE_END,    /* struct fl_end */
     COMPUTE_DROP,   /* struct fl_drop */
-    COMPUTE_TOKEN,  /* struct fl_token, without lists */
+    COMPUTE_TOKEN,  /* struct compute_token */
     COMPUTE_RETURN, /* struct compute_return; in the returns mailbox */
-    COMPUTE_ROWS,   /* struct fl_activation_header, then rows; in the plan's own mailbox */
+    COMPUTE_ROWS,   /* struct compute_rows, then rows; in the plan's own mailbox */
 };
 
 struct compute_plan_order {
     struct node_plan *plan; /* borrowed until CLOSED */
+};
+
+/* arrived_ns: when the wire thread had it. */
+struct compute_admit {
+    struct fl_admit admit;
+    uint64_t arrived_ns;
+};
+
+struct compute_token {
+    struct fl_token token; /* without lists */
+    uint64_t arrived_ns;
+};
+
+struct compute_rows {
+    struct fl_activation_header header;
+    uint64_t arrived_ns;
 };
 
 struct compute_return {
@@ -82,11 +100,13 @@ struct compute_activations {
     struct fl_activation_header header;
     const float *rows; /* [header.rows, header.width], until the buffer is returned */
     uint32_t buffer;
+    uint64_t posted_ns;
 };
 
 struct compute_sampled {
     struct node_plan *plan;
     struct fl_token token; /* list pointers are meaningless here */
+    uint64_t posted_ns;
 };
 
 struct compute_credit {
@@ -107,7 +127,9 @@ struct compute_config {
     struct wake *loader_wake;
     struct wake *compute_wake;
     struct compute_events events;
-    uint64_t memory_budget; /* bytes of weights, KV and buffers of all plans together */
+    struct fl_clock clock;
+    struct fl_span_ring *spans; /* NULL: nothing is recorded */
+    uint64_t memory_budget;     /* bytes of weights, KV and buffers of all plans together */
 };
 
 FL_MUST_CHECK fl_status compute_open(const struct compute_config *config, struct compute **out);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "node/courier_state.h"
+#include "node/courier_trace.h"
 #include "node/node.h"
 #include "node/stage_link.h"
 #include "proto/base/log.h"
@@ -90,6 +91,7 @@ static fl_status plan_begin(struct courier *courier, const struct fl_plan *plan)
         return FL_FAIL(FL_NO_MEMORY, "node %s: no memory for the plan", courier->config.join.name);
     }
     if (plan->stage_count > 1) {
+        entry->link_ns = courier_now(courier);
         entry->out = stage_link_open(courier, courier_stage_after(copy));
         if (entry->out == 0) {
             node_plan_fail(copy, FL_NODE_LOST, fl_last_error());
@@ -108,6 +110,7 @@ static void on_plan(struct courier *courier, const struct fl_plan *plan)
         return;
     }
     courier->plan_last = plan->plan_id;
+    courier_trace_plan(courier, plan->plan_id, courier_now(courier));
     const fl_status status = plan_begin(courier, plan);
     if (status != FL_OK) {
         char text[FL_ERROR_TEXT_MAX];
@@ -149,13 +152,12 @@ static void on_coordinator_failure(struct courier *courier, const struct fl_fail
     }
 }
 
-/* What this node recorded of a request. */
-static void on_trace(struct courier *courier, const struct fl_trace *trace)
+static bool order_admit(struct courier *courier, const struct fl_admit *admit)
 {
-    struct fl_cluster_message message = {.kind = FL_MESSAGE_SPANS};
-    message.as.spans =
-        (struct fl_spans){.plan_id = trace->plan_id, .request_id = trace->request_id, .last = true};
-    (void)!courier_say_coordinator(courier, &message);
+    const struct compute_admit order = {.admit = *admit, .arrived_ns = courier_now(courier)};
+    courier_trace_admit(courier, admit, order.arrived_ns);
+    return courier_order(courier, COMPUTE_ADMIT, &order, sizeof(order), admit->tokens,
+                         admit->token_count * sizeof(admit->tokens[0]));
 }
 
 static void on_coordinator_message(struct courier *courier,
@@ -173,11 +175,7 @@ static void on_coordinator_message(struct courier *courier,
         }
         break;
     }
-    case FL_MESSAGE_ADMIT:
-        fits = courier_order(courier, COMPUTE_ADMIT, &message->as.admit, sizeof(message->as.admit),
-                             message->as.admit.tokens,
-                             message->as.admit.token_count * sizeof(message->as.admit.tokens[0]));
-        break;
+    case FL_MESSAGE_ADMIT: fits = order_admit(courier, &message->as.admit); break;
     case FL_MESSAGE_END:
         fits =
             courier_order(courier, COMPUTE_END, &message->as.end, sizeof(message->as.end), NULL, 0);
@@ -186,7 +184,7 @@ static void on_coordinator_message(struct courier *courier,
         fits = courier_order(courier, COMPUTE_DROP, &message->as.drop, sizeof(message->as.drop),
                              NULL, 0);
         break;
-    case FL_MESSAGE_TRACE: on_trace(courier, &message->as.trace); break;
+    case FL_MESSAGE_TRACE: courier_trace_ask(courier, &message->as.trace); break;
     case FL_MESSAGE_JOIN:
     case FL_MESSAGE_TOKEN:
     case FL_MESSAGE_PROGRESS:
@@ -280,6 +278,7 @@ static void coordinator_down(struct courier *courier, fl_status why, const char 
     courier->joined = false;
     courier->plan_last = 0;
     close_all_plans(courier);
+    courier_trace_reset(courier);
     fetch_queue_reset(courier->config.fetches);
     if (courier->final != FL_OK) {
         return; /* refused; that was said */
@@ -341,6 +340,7 @@ static bool forward_sampled(struct courier *courier, struct compute_sampled *sam
     if (courier_say_coordinator(courier, &message) == FL_AGAIN) {
         return false;
     }
+    courier_trace_token_sent(courier, sampled);
     courier->half_sent = false;
     return true;
 }
@@ -541,6 +541,7 @@ fl_status courier_poll(struct courier *courier, uint64_t *out_next_ns)
     const uint64_t plans_ns = poll_plans(courier, courier_now(courier));
     next = plans_ns < next ? plans_ns : next;
     send_fetches(courier);
+    courier_trace_answer(courier);
     if (courier->coordinator == 0 && courier->retry_ns < next) {
         next = courier->retry_ns;
     }
@@ -600,6 +601,7 @@ fl_status courier_open(const struct courier_config *config, struct courier **out
     courier->returns = compute_returns(config->compute);
     courier->outbox = compute_outbox(config->compute);
     courier->retry_wait_ns = retry_first_ns;
+    courier->ready_ns = courier_now(courier);
     courier->packed = packed;
     fl_arena_init(&courier->scratch, scratch, COURIER_ANSWER_SIZE);
     const struct peer_config peer_config = {

@@ -24,6 +24,7 @@
 #include "cluster/transport.h"
 #include "node/compute.h"
 #include "node/fetch_queue.h"
+#include "node/node_spans.h"
 #include "node/wake.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
@@ -44,6 +45,8 @@ struct courier_config {
     struct compute *compute;
     struct fetch_queue *fetches;
     struct wake *compute_wake;
+    struct node_spans *spans; /* NULL: nothing is recorded, and answers to TRACE are empty */
+    uint64_t exec_ns;         /* when the process began; 0: not known */
 };
 
 FL_MUST_CHECK fl_status courier_open(const struct courier_config *config, struct courier **out);

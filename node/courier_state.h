@@ -23,6 +23,8 @@ enum {
     COURIER_NEIGHBOUR_MAX = 64,
     COURIER_HELD_MAX = 32,
     COURIER_PARCEL_MAX = 512, /* activations whose data the transport still reads */
+    COURIER_PROMPT_MAX = 1024,
+    COURIER_TRACE_MAX = 4, /* not yet answered */
 };
 
 /* A node we opened a link to; kept as long as the link lives, plans come and go. */
@@ -44,6 +46,23 @@ struct courier_parcel {
     uint32_t buffer;
 };
 
+/* How long the prompt of a request is, by its id: rows beyond are decoded ones. */
+struct courier_prompt {
+    uint64_t plan_id;
+    uint64_t request_id;
+    uint32_t prompt_count;
+};
+
+/* TRACEs, and how far the first is answered. */
+struct courier_answers {
+    uint32_t count;
+    struct fl_trace asked[COURIER_TRACE_MAX];
+    bool begun;
+    uint32_t found; /* spans of the answer, */
+    uint32_t sent;  /* and of these */
+    uint64_t lost;
+};
+
 struct courier_plan {
     struct node_plan *plan; /* NULL: free */
     bool closing;           /* only compute's CLOSED is awaited */
@@ -55,7 +74,11 @@ struct courier_plan {
     bool credited;        /* `in` was told credit_rows */
     transport_link out;   /* to the stage after (of the last: to stage 0); 0: none or lost */
     bool linked;          /* `out` was told LINK */
+    uint64_t link_ns;     /* when we began to open `out`, */
+    uint64_t linked_ns;   /* and when it was told LINK */
     uint64_t credit;      /* rows we may send */
+    bool starved;         /* the queue's front has too little of it */
+    uint64_t fed_ns;      /* when that ended last */
     uint32_t queue_first; /* activations that wait for credit: a ring */
     uint32_t queue_count;
     struct compute_activations *queue; /* [COMPUTE_OUTPUT_MAX] on stages that have one after */
@@ -92,6 +115,10 @@ struct courier {
     struct courier_held held[COURIER_HELD_MAX];
     struct courier_parcel parcels[COURIER_PARCEL_MAX];
     uint32_t parcel_next;
+
+    uint64_t ready_ns; /* when this node could begin to join */
+    struct courier_prompt prompts[COURIER_PROMPT_MAX];
+    struct courier_answers answers;
 
     struct fl_arena scratch; /* COURIER_UNPACK_SIZE, touched as far as messages need it */
     unsigned char *packed;   /* [COURIER_PACK_SIZE] */

@@ -39,6 +39,7 @@ struct program {
     struct device *device;
     struct model_folder folder;
     struct model_storage storage;
+    struct host_meter meter;
     struct shard_cache *cache;
     struct node *node;
     pthread_mutex_t wire;  /* held by who turns the wire: its thread, or compute for a moment */
@@ -327,7 +328,10 @@ static fl_status open_node(struct program *program)
     program->folder.path = options->models;
     program->storage = model_folder_storage(&program->folder);
 
+    program->meter = host_meter_system();
     config.events = (struct node_events){.ctx = program, .posted = on_posted};
+    config.meter = &program->meter;
+    config.exec_ns = host_meter_exec_ns();
     config.transport = program->transport;
     config.key = program->has_key ? &program->key : NULL;
     config.device = program->device;

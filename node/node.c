@@ -6,9 +6,11 @@
 #include "node/courier.h"
 #include "node/fetch_queue.h"
 #include "node/loader.h"
+#include "node/node_spans.h"
 
 struct node {
     struct wake wakes[NODE_PART_COUNT];
+    struct node_spans spans;
     struct fetch_queue *fetches;
     struct loader *loader;
     struct compute *compute;
@@ -27,6 +29,9 @@ static fl_status open_parts(struct node *node, const struct node_config *config)
     for (int i = 0; i < NODE_PART_COUNT; i++) {
         FL_TRY(wake_open(&wakes[i]));
     }
+    if (!config->no_spans) {
+        FL_TRY(node_spans_open(&node->spans));
+    }
     FL_TRY(fetch_queue_open(&wakes[NODE_LOADER], &wakes[NODE_WIRE], &node->fetches));
     const struct loader_config loader_config = {
         .storage = config->storage,
@@ -36,6 +41,8 @@ static fl_status open_parts(struct node *node, const struct node_config *config)
         .loader_wake = &wakes[NODE_LOADER],
         .compute_wake = &wakes[NODE_COMPUTE],
         .wire_wake = &wakes[NODE_WIRE],
+        .spans = node->spans.loader,
+        .meter = config->meter,
     };
     FL_TRY(loader_open(&loader_config, &node->loader));
     struct compute_config compute_config = {
@@ -45,6 +52,8 @@ static fl_status open_parts(struct node *node, const struct node_config *config)
         .loader_wake = &wakes[NODE_LOADER],
         .compute_wake = &wakes[NODE_COMPUTE],
         .events = {.ctx = node, .posted = signal_wire},
+        .clock = config->clock,
+        .spans = node->spans.compute,
         .memory_budget = config->join.memory_budget,
     };
     if (config->events.posted != NULL) {
@@ -62,6 +71,8 @@ static fl_status open_parts(struct node *node, const struct node_config *config)
         .compute = node->compute,
         .fetches = node->fetches,
         .compute_wake = &wakes[NODE_COMPUTE],
+        .spans = config->no_spans ? NULL : &node->spans,
+        .exec_ns = config->exec_ns,
     };
     return courier_open(&courier_config, &node->courier);
 }
@@ -93,6 +104,7 @@ void node_close(struct node *node)
     compute_close(node->compute);
     courier_close(node->courier); /* frees the plans */
     fetch_queue_close(node->fetches);
+    node_spans_close(&node->spans);
     for (int i = 0; i < NODE_PART_COUNT; i++) {
         wake_close(&node->wakes[i]);
     }

@@ -19,6 +19,7 @@
 
 #include "cluster/transport.h"
 #include "kernels/device.h"
+#include "node/host_meter.h"
 #include "node/model_storage.h"
 #include "node/node_plan.h"
 #include "node/shard_cache.h"
@@ -43,7 +44,10 @@ struct node_config {
     struct fl_clock clock;
     struct device *device;
     const struct model_storage *storage;
-    struct shard_cache *cache; /* NULL: none */
+    struct shard_cache *cache;      /* NULL: none */
+    const struct host_meter *meter; /* NULL: none */
+    uint64_t exec_ns;               /* when the process began; 0: not known */
+    bool no_spans;                  /* nothing is recorded */
     struct fl_address coordinator;
     bool rejoin;
     struct fl_join join; /* who we are; memory_budget is kept to */

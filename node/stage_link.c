@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "node/courier_trace.h"
+
 static const uint64_t held_ns = 30 * FL_NS_PER_S;
 
 void stage_link_return_queue(struct courier *courier, struct courier_plan *entry)
@@ -100,6 +102,10 @@ static void on_credit(struct courier *courier, transport_link link, const struct
         courier_intruder(courier, link, "credit from a stage that gets no activations");
         return;
     }
+    if (entry->starved) {
+        entry->starved = false;
+        entry->fed_ns = courier_now(courier);
+    }
     entry->credit += credit->rows; /* 64 bits: nobody lives to see it wrap */
 }
 
@@ -113,12 +119,12 @@ static void on_token(struct courier *courier, transport_link link, const struct 
         courier_intruder(courier, link, "a token from a stage that samples none for this one");
         return;
     }
-    struct fl_token bare = *token;
-    bare.logprob_count = 0;
-    bare.logprobs = NULL;
-    bare.logit_count = 0;
-    bare.logits = NULL;
-    if (!courier_order(courier, COMPUTE_TOKEN, &bare, sizeof(bare), NULL, 0)) {
+    struct compute_token order = {.token = *token, .arrived_ns = courier_now(courier)};
+    order.token.logprob_count = 0;
+    order.token.logprobs = NULL;
+    order.token.logit_count = 0;
+    order.token.logits = NULL;
+    if (!courier_order(courier, COMPUTE_TOKEN, &order, sizeof(order), NULL, 0)) {
         courier_intruder(courier, link, "more tokens than a node can hold");
     }
 }
@@ -166,13 +172,15 @@ void stage_link_activations(struct courier *courier, transport_link link, const 
                          "activations of another size, or from another stage, than planned");
         return;
     }
-    unsigned char *room = mailbox_reserve(entry->rows, COMPUTE_ROWS, sizeof(header) + size);
+    struct compute_rows *room = mailbox_reserve(entry->rows, COMPUTE_ROWS, sizeof(*room) + size);
     if (room == NULL) {
         courier_intruder(courier, link, "activations beyond the credit that was given");
         return;
     }
-    memcpy(room, &header, sizeof(header));
-    memcpy(room + sizeof(header), data, size);
+    const uint64_t now = courier_now(courier);
+    courier_trace_rows(courier, &header, size, now);
+    *room = (struct compute_rows){.header = header, .arrived_ns = now};
+    memcpy(room + 1, data, size);
     mailbox_post(entry->rows);
     wake_signal(courier->config.compute_wake);
 }
@@ -196,7 +204,8 @@ void stage_link_send(struct courier *courier, struct courier_plan *entry)
         const struct compute_activations *front = &entry->queue[entry->queue_first];
         uint64_t cookie = 0;
         struct courier_parcel *parcel = unused_parcel(courier, &cookie);
-        if (front->header.rows > entry->credit || parcel == NULL) {
+        entry->starved = front->header.rows > entry->credit;
+        if (entry->starved || parcel == NULL) {
             return;
         }
         unsigned char header[FL_ACTIVATION_HEADER_SIZE];
@@ -210,6 +219,7 @@ void stage_link_send(struct courier *courier, struct courier_plan *entry)
             parcel->plan = NULL;
             return; /* full, or lost: down() follows */
         }
+        courier_trace_rows_sent(courier, entry, front, size);
         entry->credit -= front->header.rows;
         entry->queue_first = (entry->queue_first + 1) % COMPUTE_OUTPUT_MAX;
         entry->queue_count--;
@@ -256,6 +266,9 @@ void stage_link_greet(struct courier *courier, struct courier_plan *entry)
                         .incarnation = courier->config.join.incarnation},
         };
         entry->linked = courier_say(courier, entry->out, &message) == FL_OK;
+        if (entry->linked) {
+            courier_trace_linked(courier, entry);
+        }
     }
     if (!entry->credited && entry->in != 0 && entry->opened && plan->stage_index > 0) {
         const struct fl_cluster_message message = {
