@@ -15,7 +15,18 @@
 #include "tests/support/model_writer.h"
 #include "tests/support/temp_folder.h"
 
-enum { NODES_MAX = 3, TOKENS_MAX = 64, ROUNDS_MAX = 400000, SCRATCH = 1 << 20 };
+enum { NODES_MAX = 3, TOKENS_MAX = 64, ROUNDS_MAX = 400000, SCRATCH = 1 << 20, SPANS_MAX = 4096 };
+
+/* What a node answered to TRACE. */
+struct trace {
+    uint32_t message_count;
+    uint32_t last_count;
+    bool order_broken; /* something came after the last */
+    uint64_t lost;
+    struct fl_start_record start;
+    uint32_t span_count;
+    struct fl_span spans[SPANS_MAX];
+};
 
 struct box {
     struct transport *transport;
@@ -48,6 +59,7 @@ struct fixture {
     struct fl_failure failure; /* the last one */
     struct fl_progress progress;
     uint32_t fetch_count;
+    struct trace *traces;   /* [NODES_MAX], by box */
     unsigned char *scratch; /* [2 x SCRATCH] */
 };
 
@@ -81,6 +93,24 @@ static void serve_fetch(struct fixture *f, transport_link link, const struct fl_
     CHECK_EQ(peer_send(f->peers, link, FL_WIRE_FETCH_DATA, packed, sizeof(packed), bytes, size, 0),
              FL_OK);
     f->fetch_count++;
+}
+
+static void on_spans(struct fixture *f, transport_link link, const struct fl_spans *spans)
+{
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        struct trace *trace = &f->traces[i];
+        if (f->boxes[i].link != link || trace->span_count + spans->span_count > SPANS_MAX) {
+            continue;
+        }
+        trace->message_count++;
+        trace->order_broken = trace->order_broken || trace->last_count > 0;
+        trace->last_count += spans->last ? 1 : 0;
+        trace->lost = spans->lost;
+        trace->start = spans->start;
+        memcpy(trace->spans + trace->span_count, spans->spans,
+               spans->span_count * sizeof(spans->spans[0]));
+        trace->span_count += spans->span_count;
+    }
 }
 
 static void on_join(struct fixture *f, transport_link link, const struct fl_join *join)
@@ -119,6 +149,8 @@ static void on_received(void *ctx, transport_link link, uint16_t type, const voi
         on_join(f, link, &message.as.join);
     } else if (message.kind == FL_MESSAGE_FETCH) {
         serve_fetch(f, link, &message.as.fetch);
+    } else if (message.kind == FL_MESSAGE_SPANS) {
+        on_spans(f, link, &message.as.spans);
     } else if (message.kind == FL_MESSAGE_PROGRESS) {
         f->progress = message.as.progress;
     } else if (message.kind == FL_MESSAGE_FAILURE) {
@@ -197,6 +229,8 @@ static void begin(struct fixture *f, uint32_t boxes, uint64_t memory, bool with_
     CHECK_EQ(model_write(&spec, f->path), FL_OK);
     CHECK_EQ(model_open(f->path, &f->model), FL_OK);
     f->scratch = malloc(2 * SCRATCH);
+    f->traces = calloc(NODES_MAX, sizeof(f->traces[0]));
+    CHECK(f->scratch != NULL && f->traces != NULL);
     const struct local_network_config config = {
         .seed = 1, .delay_min_ns = 10000, .delay_max_ns = 300000};
     CHECK_EQ(local_network_open(&config, &f->network), FL_OK);
@@ -224,6 +258,7 @@ static void end(struct fixture *f)
     local_network_close(f->network);
     model_close(f->model);
     free(f->scratch);
+    free(f->traces);
     temp_folder_remove(&f->temp);
 }
 
@@ -611,6 +646,238 @@ static void garbage_of_the_coordinator_loses_its_link_and_is_joined_again(void)
     CHECK(done);
 }
 
+/* Traces ------------------------------------------------------------------------------------- */
+
+static bool traced(const struct fixture *f)
+{
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        if (f->traces[i].last_count == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Ask every box, and wait for what it says. */
+static void trace_all(struct fixture *f, uint64_t plan_id, uint64_t request_id)
+{
+    const struct fl_cluster_message message = {
+        .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = plan_id, .request_id = request_id}};
+    memset(f->traces, 0, NODES_MAX * sizeof(f->traces[0]));
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        say(f, f->boxes[i].link, &message);
+    }
+    CHECK(run_until(f, traced));
+    for (int i = 0; i < 50; i++) {
+        round_all(f);
+    }
+    for (uint32_t i = 0; i < f->box_count; i++) {
+        const struct trace *trace = &f->traces[i];
+        CHECK_EQ(trace->last_count, 1);
+        CHECK(!trace->order_broken);
+        enum fl_lane lane = FL_LANE_NONE;
+        uint64_t start_ns = 0;
+        for (uint32_t s = 0; s < trace->span_count; s++) {
+            start_ns = trace->spans[s].lane == lane ? start_ns : 0;
+            lane = trace->spans[s].lane;
+            CHECK(trace->spans[s].start_ns >= start_ns);
+            CHECK_EQ(trace->spans[s].plan_id, plan_id);
+            start_ns = trace->spans[s].start_ns;
+        }
+    }
+}
+
+static const struct fl_span *find_span(const struct trace *trace, enum fl_phase phase,
+                                       enum fl_lane lane, uint32_t n)
+{
+    for (uint32_t i = 0; i < trace->span_count; i++) {
+        const struct fl_span *span = &trace->spans[i];
+        if (span->phase == phase && span->lane == lane && n-- == 0) {
+            return span;
+        }
+    }
+    return NULL;
+}
+
+static uint32_t count_spans(const struct trace *trace, enum fl_phase phase, enum fl_lane lane)
+{
+    uint32_t count = 0;
+    while (find_span(trace, phase, lane, count) != NULL) {
+        count++;
+    }
+    return count;
+}
+
+static void check_start(const struct fixture *f, const struct trace *trace)
+{
+    CHECK_EQ(trace->lost, 0);
+    CHECK(trace->start.residency_known);
+    CHECK_EQ(trace->start.page_cache_before, trace->start.shard_bytes);
+    CHECK_EQ(trace->start.page_cache_after, trace->start.shard_bytes);
+    CHECK(trace->start.shard_bytes > 0 && !trace->start.direct);
+    CHECK(f->token_count > 0);
+}
+
+/* What both stages record, of a prompt of 50 in chunks of 16. */
+static void check_stage(const struct trace *trace)
+{
+    CHECK_EQ(count_spans(trace, FL_PHASE_MEMORY, FL_LANE_COMPUTE), 1);
+    CHECK_EQ(count_spans(trace, FL_PHASE_KV, FL_LANE_COMPUTE), 1);
+    CHECK_EQ(count_spans(trace, FL_PHASE_JOIN, FL_LANE_COMPUTE), 4);
+    CHECK(count_spans(trace, FL_PHASE_PREFILL, FL_LANE_COMPUTE) >= 8);
+    CHECK(count_spans(trace, FL_PHASE_READ, FL_LANE_LOADER) >= 2);
+    CHECK_EQ(count_spans(trace, FL_PHASE_READ, FL_LANE_LOADER),
+             count_spans(trace, FL_PHASE_REPACK, FL_LANE_LOADER));
+    CHECK_EQ(count_spans(trace, FL_PHASE_DECODE, FL_LANE_COMPUTE), 15);
+    CHECK_EQ(count_spans(trace, FL_PHASE_LINK, FL_LANE_WIRE), 1);
+}
+
+static void a_trace_goes_from_the_token_back_to_the_prompt(void)
+{
+    struct fixture f;
+    begin(&f, 2, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 2, 16);
+    send_admit(&f, 1, 2, 50, 16);
+    CHECK(run_until(&f, answered));
+    trace_all(&f, 1, 1);
+    const struct trace *first = &f.traces[0];
+    const struct trace *last = &f.traces[1];
+    check_start(&f, first);
+    check_start(&f, last);
+    check_stage(first);
+    check_stage(last);
+
+    /* The plan, then the request; they came before anything else. */
+    for (int i = 0; i < 2; i++) {
+        const struct fl_span *plan = find_span(&f.traces[i], FL_PHASE_RECEIVE, FL_LANE_WIRE, 0);
+        const struct fl_span *admit = find_span(&f.traces[i], FL_PHASE_RECEIVE, FL_LANE_WIRE, 1);
+        CHECK_EQ(plan->request_id, 0);
+        CHECK_EQ(admit->request_id, 1);
+        CHECK_EQ(admit->rows, 0);
+        CHECK(find_span(&f.traces[i], FL_PHASE_MEMORY, FL_LANE_COMPUTE, 0)->start_ns >=
+              plan->start_ns);
+    }
+    /* Rows: sent by one, received by the other, and joined there. */
+    CHECK_EQ(count_spans(first, FL_PHASE_SEND, FL_LANE_WIRE), 4);
+    CHECK_EQ(count_spans(last, FL_PHASE_RECEIVE, FL_LANE_WIRE), 2 + 4);
+    uint32_t position = 0;
+    for (uint32_t n = 0; n < 4; n++) {
+        const struct fl_span *send = find_span(first, FL_PHASE_SEND, FL_LANE_WIRE, n);
+        const struct fl_span *receive = find_span(last, FL_PHASE_RECEIVE, FL_LANE_WIRE, 2 + n);
+        const struct fl_span *join = find_span(last, FL_PHASE_JOIN, FL_LANE_COMPUTE, n);
+        CHECK_EQ(send->position, position);
+        CHECK(receive->position == send->position && receive->rows == send->rows);
+        CHECK(receive->bytes == send->bytes && receive->bytes > 0);
+        CHECK(receive->start_ns > send->end_ns);
+        CHECK_EQ(join->position, send->position);
+        CHECK_EQ(join->cause, FL_CAUSE_INPUT);
+        CHECK_EQ(join->cause_ns, receive->start_ns);
+        position += send->rows;
+    }
+    CHECK_EQ(position, 50);
+    /* The first token, and no other. */
+    const struct fl_span *sample = find_span(last, FL_PHASE_SAMPLE, FL_LANE_COMPUTE, 0);
+    const struct fl_span *token = find_span(last, FL_PHASE_SEND, FL_LANE_WIRE, 0);
+    CHECK_EQ(count_spans(last, FL_PHASE_SAMPLE, FL_LANE_COMPUTE), 1);
+    CHECK_EQ(count_spans(last, FL_PHASE_SEND, FL_LANE_WIRE), 1);
+    CHECK_EQ(token->position, 50);
+    CHECK(token->start_ns >= sample->end_ns);
+    CHECK_EQ(count_spans(first, FL_PHASE_HEAD, FL_LANE_COMPUTE), 0);
+    end(&f);
+}
+
+static void rows_that_waited_say_for_what(void)
+{
+    struct fixture f;
+    begin(&f, 2, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 2, 4);
+    send_admit(&f, 1, 2, 120, 1);
+    /* The second box computes nothing yet, and gives no credit. */
+    for (int i = 0; i < 3000; i++) {
+        uint64_t next;
+        CHECK_EQ(node_wire_poll(f.boxes[0].node, &next), FL_OK);
+        CHECK_EQ(node_wire_poll(f.boxes[1].node, &next), FL_OK);
+        (void)node_compute_step(f.boxes[0].node);
+        (void)node_load_step(f.boxes[0].node);
+        (void)peer_poll(f.peers, &next);
+        const struct fl_clock clock = local_network_clock(f.network);
+        local_network_advance(f.network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+    }
+    CHECK(run_until(&f, answered));
+    CHECK_EQ(f.token_count, 1);
+    trace_all(&f, 1, 1);
+    const struct trace *trace = &f.traces[0];
+    const struct fl_span *send = find_span(trace, FL_PHASE_SEND, FL_LANE_WIRE, 0);
+    CHECK_EQ(send->cause, FL_CAUSE_CREDIT);
+    CHECK(send->cause_ns > send->start_ns && send->cause_ns <= send->end_ns);
+    CHECK(send->end_ns - send->start_ns > 100 * FL_NS_PER_MS);
+    end(&f);
+}
+
+static void of_unknown_plans_and_requests_a_trace_says_nothing(void)
+{
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 3, 1, 16);
+    send_admit(&f, 3, 1, 5, 2);
+    CHECK(run_until(&f, answered));
+    static const struct fl_trace unknown[] = {{4, 1}, {3, 2}, {UINT64_MAX, UINT64_MAX}};
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
+        trace_all(&f, unknown[i].plan_id, unknown[i].request_id);
+        CHECK_EQ(f.traces[0].message_count, 1);
+        CHECK_EQ(f.traces[0].span_count, 0);
+    }
+    trace_all(&f, 3, 1);
+    CHECK(f.traces[0].span_count > 10);
+    end(&f);
+}
+
+static void a_long_trace_comes_in_several_messages(void)
+{
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 1, 1);
+    send_admit(&f, 1, 1, 126, 1); /* 126 runs of one row */
+    CHECK(run_until(&f, answered));
+    trace_all(&f, 1, 1);
+    const struct trace *trace = &f.traces[0];
+    const uint32_t pieces = 2 * model_manifest(f.model)->shape.layer_count;
+    CHECK_EQ(count_spans(trace, FL_PHASE_JOIN, FL_LANE_COMPUTE), 126);
+    CHECK_EQ(count_spans(trace, FL_PHASE_EMBED, FL_LANE_COMPUTE), 126);
+    CHECK_EQ(count_spans(trace, FL_PHASE_PREFILL, FL_LANE_COMPUTE), 126 * pieces);
+    CHECK(trace->span_count > FL_SPANS_MAX);
+    CHECK_EQ(trace->message_count, (trace->span_count + FL_SPANS_MAX - 1) / FL_SPANS_MAX);
+    end(&f);
+}
+
+static void of_too_many_traces_the_oldest_are_dropped(void)
+{
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 1, 16);
+    send_admit(&f, 1, 1, 5, 2);
+    CHECK(run_until(&f, answered));
+    memset(f.traces, 0, sizeof(f.traces[0]));
+    for (uint32_t i = 0; i < 12; i++) {
+        const struct fl_cluster_message message = {
+            .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = 1, .request_id = i + 50}};
+        say(&f, f.boxes[0].link, &message);
+    }
+    for (int i = 0; i < 100; i++) {
+        round_all(&f);
+    }
+    CHECK(f.traces[0].last_count >= 4 && f.traces[0].last_count <= 12);
+    CHECK(node_joined(f.boxes[0].node));
+    trace_all(&f, 1, 1);
+    CHECK(f.traces[0].span_count > 10);
+    end(&f);
+}
+
 static const struct test_case cases[] = {
     {"node: three nodes, in any chunks, answer as one does",
      three_nodes_in_any_chunks_answer_as_one_does},
@@ -629,6 +896,13 @@ static const struct test_case cases[] = {
     {"node: unplan in mid load frees the place for the next",
      unplan_in_mid_load_frees_the_place_for_the_next},
     {"node: what a stranger sends costs only his link", what_a_stranger_sends_costs_only_his_link},
+    {"node: a trace goes from the token back to the prompt",
+     a_trace_goes_from_the_token_back_to_the_prompt},
+    {"node: rows that waited to be sent say for what", rows_that_waited_say_for_what},
+    {"node: of unknown plans and requests a trace says nothing",
+     of_unknown_plans_and_requests_a_trace_says_nothing},
+    {"node: a long trace comes in several messages", a_long_trace_comes_in_several_messages},
+    {"node: of too many traces the oldest are dropped", of_too_many_traces_the_oldest_are_dropped},
     {"node: garbage of the coordinator loses its link, and it is joined again",
      garbage_of_the_coordinator_loses_its_link_and_is_joined_again},
 };
