@@ -98,7 +98,6 @@ static void copy_close(struct model_copy *copy)
 static fl_status copy_open(struct model_folder *folder, const struct fl_manifest *manifest,
                            struct model_copy *copy)
 {
-    const char *paths[FL_FILE_COUNT_MAX];
     for (uint32_t i = 0; i < manifest->file_count; i++) {
         struct copied_file *file = &copy->files[i];
         file->fd = -1;
@@ -108,7 +107,15 @@ static fl_status copy_open(struct model_folder *folder, const struct fl_manifest
             return FL_FAIL(FL_NO_MEMORY, "model %s: no memory for its paths", manifest->name);
         }
         FL_TRY(open_file(file->path, manifest->files[i].size, file));
-        paths[i] = file->path;
+    }
+    return FL_OK;
+}
+
+static fl_status copy_check(struct model_copy *copy, const struct fl_manifest *manifest)
+{
+    const char *paths[FL_FILE_COUNT_MAX];
+    for (uint32_t i = 0; i < copy->file_count; i++) {
+        paths[i] = copy->files[i].path;
     }
     unsigned char identity[FL_IDENTITY_SIZE];
     if (model_identity_of_files(paths, manifest->file_count, identity) != FL_OK) {
@@ -196,6 +203,7 @@ struct model_storage model_folder_storage(struct model_folder *folder)
     return (struct model_storage){
         .ctx = folder,
         .open = folder_open,
+        .check = copy_check,
         .read = copy_read,
         .will_need = copy_will_need,
         .resident = copy_resident,

@@ -22,9 +22,12 @@ struct model_copy; /* one model's files, open */
 struct model_storage {
     void *ctx;
 
-    /* FL_NOT_FOUND (said as a log line, if at all) when there is no copy here, or one of other
-     * bytes; FL_IO when there is one that cannot be read. */
+    /* FL_NOT_FOUND (said as a log line, if at all) when there is no copy here of these names and
+     * sizes.  Nothing of it is read. */
     fl_status (*open)(void *ctx, const struct fl_manifest *manifest, struct model_copy **out);
+
+    /* FL_NOT_FOUND, said as a log line, when it holds other bytes than the manifest's. */
+    fl_status (*check)(struct model_copy *copy, const struct fl_manifest *manifest);
 
     /* All of `size` bytes, or FL_IO with a sentence that names the file.  May block on the disk. */
     fl_status (*read)(struct model_copy *copy, uint32_t file, uint64_t offset, void *dst,

@@ -11,9 +11,6 @@ struct place {
     uint32_t chunk;
 };
 
-/* Read-ahead of the kernel and of will_need() brings in what comes after a chunk. */
-static const uint64_t measure_ahead_size = 4 << 20;
-
 /* One chunk on the wire. */
 struct flight {
     struct place place;
@@ -37,7 +34,6 @@ struct piece_stream {
     uint64_t *resident;                      /* [order_count]: bytes that were in the page cache */
     uint64_t resident_all;                   /* of the measured ones */
     bool resident_unknown;                   /* of one at least */
-    uint32_t measure_next;                   /* of the order */
     uint64_t verify_ns;                      /* spent on the current chunk's checksum */
 };
 
@@ -120,39 +116,25 @@ static void note_resident(struct piece_stream *stream, uint32_t n, bool known, u
     }
 }
 
-static void measure_of_file(struct piece_stream *stream, uint32_t n)
+/* The model's own files, if they are here and hold its bytes. */
+static fl_status open_copy(struct piece_stream *stream)
 {
-    uint64_t bytes = 0;
-    if (!stream->measured[n]) {
+    const struct piece_stream_config *config = &stream->config;
+    FL_TRY(config->storage->open(config->storage->ctx, config->manifest, &stream->copy));
+    for (uint32_t n = 0; n < config->order_count; n++) {
+        uint64_t bytes = 0;
         const bool known = file_resident(stream, piece_at(stream, n), &bytes);
         note_resident(stream, n, known, bytes);
     }
-}
-
-/* The pieces that what is read now may bring in as well. */
-static void measure_ahead(struct piece_stream *stream)
-{
-    uint64_t size = 0; /* from the end of this piece on */
-    for (uint32_t n = stream->here.n; n < stream->config.order_count && size < measure_ahead_size;
-         n++) {
-        if (n >= stream->measure_next) {
-            measure_of_file(stream, n);
-            stream->measure_next = n + 1;
-        }
-        size += n > stream->here.n ? fl_piece_size(piece_at(stream, n)) : 0;
+    const fl_status status = config->storage->check(stream->copy, config->manifest);
+    if (status != FL_OK) {
+        config->storage->close(stream->copy);
+        stream->copy = NULL;
+        memset(stream->measured, 0, config->order_count * sizeof(stream->measured[0]));
+        stream->resident_all = 0;
+        stream->resident_unknown = false;
     }
-}
-
-/* Rows of the table are read before it is loaded: as the embedding, or as a tied head. */
-static void measure_table(struct piece_stream *stream)
-{
-    const struct fl_manifest *manifest = stream->config.manifest;
-    for (uint32_t n = 0; stream->copy != NULL && n < stream->config.order_count; n++) {
-        const enum fl_piece_kind kind = piece_at(stream, n)->kind;
-        if (kind == FL_PIECE_EMBED || (kind == FL_PIECE_HEAD && manifest->shape.tied_head)) {
-            measure_of_file(stream, n);
-        }
-    }
+    return status;
 }
 
 bool piece_stream_resident(const struct piece_stream *stream, uint64_t *out_bytes)
@@ -194,8 +176,7 @@ fl_status piece_stream_open(const struct piece_stream_config *config, struct pie
         piece_stream_close(stream);
         return FL_FAIL(FL_NO_MEMORY, "model %s: no memory to load it", config->manifest->name);
     }
-    const fl_status status =
-        config->storage->open(config->storage->ctx, config->manifest, &stream->copy);
+    const fl_status status = open_copy(stream);
     if (status != FL_OK && status != FL_NOT_FOUND) {
         piece_stream_close(stream);
         return status;
@@ -209,7 +190,6 @@ fl_status piece_stream_open(const struct piece_stream_config *config, struct pie
             shard_entry_close(entry);
         }
     }
-    measure_table(stream);
     *out = stream;
     return FL_OK;
 }
@@ -254,7 +234,6 @@ static fl_status next_of_file(struct piece_stream *stream, const struct fl_piece
     struct fl_range ranges[FL_PIECE_TENSOR_MAX];
     uint32_t files[FL_PIECE_TENSOR_MAX];
 
-    measure_ahead(stream);
     /* Let the disk read the chunk after this one while this one is repacked. */
     struct place after = stream->here;
     step(stream, &after);

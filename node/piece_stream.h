@@ -12,9 +12,9 @@
  * A cache entry that turns out to be damaged begins its piece again, over the
  * wire: a chunk with offset 0 always starts its piece from the beginning.
  *
- * How much of a piece was in the page cache is measured before anything of it
- * is read, also ahead of time: of a model file some MiB before what is read now,
- * and of the embedding's table, whose rows a prompt wants at once, first.
+ * How much of a piece was in the page cache is measured before anything is read:
+ * of a model's own files when they are opened, before even their identity is
+ * checked, of the cache when an entry is.
  *
  * Thread:  owner (the loader thread).
  * Memory:  open() allocates, close() frees and gives up what is under way.

@@ -513,6 +513,7 @@ static fl_status box_start(struct sim_cluster *sim, uint32_t node)
     FL_TRY(device_host_open(&host, &box->device));
     box->folder.path = sim->config.fetch ? NULL : sim->config.book->models.path;
     box->storage = model_folder_storage(&box->folder);
+    box->storage.resident = NULL; /* what the page cache here holds says nothing of a box's disk */
     box->cache = NULL;
     box->status = FL_OK;
     if (sim->config.cache) {

@@ -83,7 +83,36 @@ static void what_was_dropped_is_not_and_asking_brings_nothing_in(void)
     end(fd);
 }
 
-static void a_range_of_several_windows_is_added_up(void)
+static void an_older_kernel_gives_an_estimate(void)
+{
+    uint64_t bytes = 0;
+    int fd = make_file(SIZE);
+    CHECK(residency_estimate(fd, ODD, SIZE - ODD, &bytes)); /* small ranges are exact */
+    CHECK_EQ(bytes, SIZE - ODD);
+    end(fd);
+    fd = make_file(8 * SIZE + ODD);
+    CHECK(residency_estimate(fd, 0, 8 * SIZE + ODD, &bytes));
+    CHECK_EQ(bytes, 8 * SIZE + ODD);
+    CHECK(residency_estimate(fd, ODD, 8 * SIZE, &bytes));
+    CHECK_EQ(bytes, 8 * SIZE);
+    CHECK(residency_estimate(fd, 0, 0, &bytes));
+    CHECK_EQ(bytes, 0);
+    if (!drop(fd)) {
+        end(fd);
+        TEST_SKIP("files here are in memory only");
+    }
+    CHECK(residency_estimate(fd, 0, 8 * SIZE + ODD, &bytes));
+    CHECK_EQ(bytes, 0);
+    /* Half of it is read: the estimate is about that. */
+    static char half[4 * SIZE];
+    CHECK_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM), 0);
+    CHECK_EQ(pread(fd, half, sizeof(half), 0), sizeof(half));
+    CHECK(residency_estimate(fd, 0, 8 * SIZE + ODD, &bytes));
+    CHECK(bytes > 3 * SIZE && bytes < 5 * SIZE);
+    end(fd);
+}
+
+static void a_large_file_of_two_pages_is_added_up(void)
 {
     enum { FAR = 200 << 20 };
     const int fd = make_file(PAGE);
@@ -122,7 +151,8 @@ static const struct test_case cases[] = {
     {"residency: what was just written is there, to the byte", what_was_just_written_is_there},
     {"residency: what was dropped is not, and asking brings nothing in",
      what_was_dropped_is_not_and_asking_brings_nothing_in},
-    {"residency: a range of several windows is added up", a_range_of_several_windows_is_added_up},
+    {"residency: an older kernel gives an estimate", an_older_kernel_gives_an_estimate},
+    {"residency: a large file of two pages is added up", a_large_file_of_two_pages_is_added_up},
     {"residency: of foreign files and of pipes nothing is known", nobody_knows_of_foreign_files},
 };
 
