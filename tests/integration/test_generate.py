@@ -40,7 +40,9 @@ def stops_and_classes():
     cluster.need_model(MODEL)
     with cluster.Pool(nodes=2) as pool:
         first = pool.generate(MODEL, "--prompt", "1, 2, 3, 4,", "--max-tokens", "20").json()
-        assert first["class"] == "cold" and first["finish"] == "length" and len(first["tokens"]) == 20
+        # Not in the nodes' memory; what of the file is in the page cache depends on who read it before.
+        assert first["class"] in ("cold", "partial"), first["class"]
+        assert first["finish"] == "length" and len(first["tokens"]) == 20
         assert first["ttft_ms"] > 0 and first["decode_tok_s"] > 0
         again = pool.generate(MODEL, "--prompt", "1, 2, 3, 4,", "--max-tokens", "20").json()
         assert again["class"] == "warm" and again["tokens"] == first["tokens"] and again["text"] == first["text"]
