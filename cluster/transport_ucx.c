@@ -340,8 +340,7 @@ static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *co
             device[0] = '\0';
         }
         if (!fl_network_socket_is_loopback(&sockets[0]) && !network_is_up()) {
-            return FL_FAIL(FL_AGAIN, "listening on %s waits for a network device that is up",
-                           config->listen);
+            return FL_AGAIN;
         }
     }
     FL_TRY(ucx_workers_open(ucx, device, &config->data_ports));

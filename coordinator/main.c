@@ -101,8 +101,13 @@ static fl_status open_transport(struct program *program)
                                                 .data_ports = program->settings.data_ports};
     /* UCX only ever uses the network devices that are up when it starts: wait for one. */
     struct pollfd signals = {.fd = program->signals, .events = POLLIN};
+    bool said = false;
     fl_status status;
     while ((status = transport_ucx_open(&config, &program->transport)) == FL_AGAIN) {
+        if (!said) {
+            fl_log(FL_LOG_WARN, "listening on %s waits for a network device that is up", listen);
+            said = true;
+        }
         if (poll(&signals, 1, NETWORK_WAIT_MS) > 0) {
             return FL_CANCELLED;
         }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -673,6 +674,27 @@ static void test_no_data_comes(void)
     side_close(&c);
 }
 
+/* A boot may start us first: no device but loopback, and that one down. */
+static void test_no_network(void)
+{
+    const pid_t pid = fork();
+    if (pid == 0) {
+        struct transport *none = NULL;
+        const struct transport_ucx_config config = {.listen = "0.0.0.0:0"};
+        _exit(unshare(CLONE_NEWNET) != 0                       ? 77
+              : transport_ucx_open(&config, &none) == FL_AGAIN ? 0
+                                                               : 1);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) {
+        printf("  only root can try this\n");
+        return;
+    }
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
 /* Two ports that are free now, one after the other. */
 static struct transport_ports two_free_ports(void)
 {
@@ -828,6 +850,7 @@ static const struct test_case cases[] = {
     {"transport: a port in use is named", test_port_in_use},
     {"transport: a listener gets its port back after a restart", test_listen_again},
     {"transport: who is let in and gets no data hears of data ports", test_no_data_comes},
+    {"transport: without a network device it is too early", test_no_network},
     {"transport: data goes over the ports given, and too few are named", test_data_ports},
     {"transport: garbage and silence on the port harm nobody", test_garbage},
     {"transport: waiting costs nothing", test_idle},
