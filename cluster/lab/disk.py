@@ -42,6 +42,9 @@ def mount_of(folder):
 
 def device_number(folder, mount):
     """ "MAJOR:MINOR" of the device under a file system; btrfs only tells it through its source."""
+    if mount is None:  # a changed root, whose mount cannot be seen
+        number = os.stat(folder).st_dev
+        return f"{os.major(number)}:{os.minor(number)}"
     if not mount[0].startswith("0:"):
         return mount[0]
     try:
@@ -67,11 +70,11 @@ def whole_disk(number, devices="/sys/dev/block"):
 def throttleable(folder):
     """ {"number", "name", "file_system", "read_ahead_kb"} of the disk under a folder that is there."""
     mount = mount_of(folder)
-    kind = mount[3] if mount else "nothing"
+    kind = mount[3] if mount else "unknown"
     family = kind.split(".")[0]
-    if mount is None or family in NO_DISK:
-        raise LabError(f"{folder} lies on {kind}, {NO_DISK.get(family, 'no file system at all')}: its reads cannot be "
-                       "throttled; a folder on ext4 or xfs, named as \"folder\", would be right")
+    if family in NO_DISK:
+        raise LabError(f"{folder} lies on {kind}, {NO_DISK[family]}: its reads cannot be throttled; "
+                       " a folder on ext4 or xfs, named as \"folder\", would be right")
     number, place = whole_disk(device_number(folder, mount))
     if not os.path.isdir(os.path.join(place, "queue")):
         raise LabError(f"{folder} lies on device {number}, which is no disk whose reads can be throttled; "

@@ -131,8 +131,16 @@ def refuse_other_keys(what, thing, keys):
             raise LabError(f"{what} has the unknown key \"{key[:40]}\"; there are {', '.join(keys)}")
 
 
+def is_path(name):
+    """Whether the kernel can be asked for it: no zero byte, no half of a surrogate pair."""
+    try:
+        return isinstance(name, str) and name != "" and b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+
+
 def file_path(name, base, what):
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not is_path(name):
         raise LabError(f"{what} has {json.dumps(name)} among its files; a path would be right")
     return os.path.normpath(os.path.join(base, os.path.expanduser(name)))
 
@@ -184,7 +192,7 @@ def read(path):
             raise LabError("holds no object; {\"hosts\": [..]} would be right")
         refuse_other_keys("the file", thing, ("hosts", "folder"))
         folder = thing.get("folder", "/var/tmp")
-        if not isinstance(folder, str) or not folder or "\0" in folder:
+        if not is_path(folder):
             raise LabError(f"\"folder\" is {json.dumps(folder)[:60]}; the path of a folder would be right")
         folder = os.path.normpath(os.path.join(base, os.path.expanduser(folder)))
         return HostsFile(path=os.path.abspath(path), folder=folder, hosts=read_hosts(thing, base))

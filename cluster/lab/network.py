@@ -76,8 +76,8 @@ def run(arguments, what, stdin=None):
     return done.stdout
 
 
-def free_network():
-    """A /24 that no address or route of this machine touches."""
+def free_network(first):
+    """A /24 that no address or route of this machine touches; labs that start at once look in different places."""
     routes = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"], "routes") or "[]")
     taken = []
     for route in routes:
@@ -85,8 +85,8 @@ def free_network():
             taken.append(ipaddress.ip_network(route.get("dst", "default"), strict=False))
         except ValueError:
             pass  # "default"
-    for third in range(256):
-        network = ipaddress.ip_network(f"10.77.{third}.0/24")
+    for number in range(256):
+        network = ipaddress.ip_network(f"10.77.{(first + number) % 256}.0/24")
         if not any(network.overlaps(other) for other in taken):
             return network
     raise LabError("every network from 10.77.0.0/24 to 10.77.255.0/24 is in use on this machine")

@@ -32,16 +32,18 @@ def files_below(folders):
         for folder, _, names in os.walk(top):
             for name in names:
                 path = os.path.join(folder, name)
-                if stat.S_ISREG(os.lstat(path).st_mode):
-                    found.append(path)
+                try:
+                    if stat.S_ISREG(os.lstat(path).st_mode):
+                        found.append(path)
+                except FileNotFoundError:
+                    pass  # temporary, and gone by now
     return found
 
 
 def open_regular(path):
     """A descriptor; LabError for what is no file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK if os.path.islink(path) is False
-                             else os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's other end
     except OSError as error:
         raise LabError(f"{path}: cannot be opened: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -64,7 +64,8 @@ def a_lab_file_of_nonsense_is_refused_with_a_sentence():
         ({"hosts": [{"name": "all"}]}, "something else"), ({"hosts": [{**host, "files": "x"}]}, "no list"),
         ({"hosts": [{**host, "files": [1]}]}, "a path would be right"),
         ({"hosts": [{**host, "files": ["a/x", "b/x"]}]}, "two files are named x"),
-        ({"hosts": [host], "folder": 5}, "the path of a folder"), ({"hosts": [host], "folder": "a\0b"}, "path of a folder"),
+        ({"hosts": [host], "folder": 5}, "the path of a folder"),
+        ({"hosts": [{**host, "files": ["\ud800"]}]}, "a path would be right"), ({"hosts": [host], "folder": ""}, "the path of a"), ({"hosts": [host], "folder": "a\0b"}, "path of a folder"),
     ]
     for key, values in {
             "disk": ["0MB/s", "0.0MB/s", "-1MB/s", "100", "100MB", "100Mbit/s", "1e9MB/s", "200GB/s", "1B/s", 100, True, "MB/s"],

@@ -142,6 +142,10 @@ def need_lab():
         cgroup.Cgroups().need()
     except LabError as reason:
         raise Skip(str(reason)) from None
+    made = subprocess.run(["unshare", "--net", "--mount", "--uts", "--ipc", "--propagation", "slave", "true"], text=True,
+                          capture_output=True, check=False)
+    if made.returncode != 0:
+        raise Skip(f"namespaces cannot be made here: {made.stderr.strip()}")
 
 
 def forget(path):
