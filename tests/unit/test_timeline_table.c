@@ -1,4 +1,4 @@
-/* test_timeline.c - how many timelines and spans are kept, and what is dropped first. */
+/* test_timeline_table.c - how many timelines and spans are kept, and what is dropped first. */
 #include "coordinator/timeline.h"
 
 #include <stdlib.h>
