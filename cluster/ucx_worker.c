@@ -15,7 +15,10 @@
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 
-enum { STREAK_MAX = 8 }; /* messages before the outbox and the door get their turn */
+enum {
+    ROUND_MAX = 16, /* fragments fetched in one call */
+    STREAK_MAX = 8, /* calls that found a message before the outbox and the door get their turn */
+};
 
 static const long mute_ns = FL_NS_PER_MS;          /* an outbox that calls for nothing */
 static const uint64_t round_ns = FL_NS_PER_S / 10; /* UCX is looked after without being asked */
@@ -304,18 +307,32 @@ unsigned ucx_outbox_progress(struct ucx *ucx)
     return ucp_worker_progress(ucx->outbox);
 }
 
+/* Who was waiting nearly always waited for a message: asking who calls would be one call of the
+ * system more.  Of a message in fragments nobody hears before its last, so that they are fetched
+ * together. */
+static unsigned fetch_awaited(struct ucx *ucx)
+{
+    unsigned count = 0;
+    unsigned happened;
+    int rounds = 0;
+    do {
+        ucx->inside = true;
+        happened = ucp_worker_progress(ucx->inbox);
+        ucx->inside = false;
+        count += happened;
+    } while (happened > 0 && ucx->expecting && ++rounds < ROUND_MAX);
+    return count;
+}
+
 unsigned ucx_workers_progress(struct ucx *ucx, uint64_t now, bool *out_door)
 {
     unsigned count = 0;
-    *out_door = false;
     const bool inbox_first = ucx->armed || ucx->expecting;
+    *out_door = false;
     ucx->armed = false;
     if (ucx->tcp_only && inbox_first && now < ucx->next_round_ns &&
         ucx->inbox_streak < STREAK_MAX) {
-        /* It is a message, nearly always: asking who calls would be one call of the system more. */
-        ucx->inside = true;
-        count = ucp_worker_progress(ucx->inbox);
-        ucx->inside = false;
+        count = fetch_awaited(ucx);
         if (count > 0) {
             ucx->inbox_streak++;
             return count;
