@@ -16,6 +16,7 @@ import time
 from hosts_file import LabError
 
 DEFAULT = "/run/firstlight-lab"
+MARK = ".firstlight-lab"  # in a folder that a lab made, and may remove
 
 
 def folder():
@@ -24,6 +25,32 @@ def folder():
 
 def identity(path):
     return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:6]
+
+
+def mark(path):
+    """Declare an empty folder, there or not yet, to be a lab's; False when something else is in it."""
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    if os.path.exists(os.path.join(path, MARK)):
+        return True
+    if os.listdir(path):
+        return False
+    with open(os.path.join(path, MARK), "w", encoding="ascii"):
+        return True
+
+
+def remove_marked(path):
+    """Remove a folder with the mark, which goes last: whoever was killed meanwhile can go on. Others are left alone."""
+    if os.path.exists(os.path.join(path, MARK)):
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name != MARK:
+                os.unlink(entry.path)
+        os.unlink(os.path.join(path, MARK))
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # somebody else's
 
 
 class State:
@@ -47,7 +74,7 @@ class State:
         # A folder that never got a state says nothing: leave no trace of having looked.
         if self.descriptor is not None:
             if not os.path.exists(self.file()):
-                shutil.rmtree(self.path, ignore_errors=True)
+                self.forget()
             os.close(self.descriptor)
             self.descriptor = None
 
@@ -62,6 +89,10 @@ class State:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             mine, now = os.fstat(descriptor), os.stat(self.path)
             if (mine.st_dev, mine.st_ino) == (now.st_dev, now.st_ino):
+                if not mark(self.path):
+                    os.close(descriptor)
+                    raise LabError(f"{self.path} holds something else than a lab's state; a folder that is not there yet, "
+                                   "named by FIRSTLIGHT_LAB_STATE, would be right")
                 self.descriptor = descriptor
                 return True
         except (BlockingIOError, FileNotFoundError):
@@ -105,7 +136,7 @@ class State:
         os.rename(part, self.file())
 
     def forget(self):
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_marked(self.path)
 
 
 def find_host(thing, name):

@@ -245,9 +245,16 @@ def wrong_usage_and_missing_things_get_a_sentence():
         for files, sentence in ((["sparse"], "MiB free"), (["missing"], "cannot be copied"), (["/dev/null"], "no regular file")):
             lab.refused(sentence, "up", lab.write("files.json", {"folder": lab.folder, "hosts": [
                 {"name": "box1", "files": files}]}))
-        os.mkdir(lab.path(lab.names()[0]))
+        theirs = lab.path(lab.names()[0])
+        os.mkdir(theirs)
+        lab.write(os.path.join(theirs, "theirs"), "")
         lab.refused("no lab made it", "up", lab.file)
-        assert lab.traces() == [lab.path(lab.names()[0])], lab.traces()
+        assert lab.traces() == [theirs] and os.listdir(theirs) == ["theirs"], lab.traces()
+        os.mkdir(lab.state)
+        lab.write("state/hosts", "")
+        for verb in (["up", lab.file], ["down"]):
+            lab.refused("something else than a lab's state", *verb)
+        assert os.listdir(lab.state) == ["hosts"]
 
 
 def what_is_wrong_while_a_lab_is_up_gets_a_sentence():

@@ -26,6 +26,13 @@ def alive(pid):
         return False
 
 
+def wait_for_sign(sign, process):
+    """Until a file is there: a copy may be done, and have its final name, by the time one looks."""
+    deadline = time.monotonic() + 60
+    while not os.path.exists(sign) and not os.path.exists(sign.removesuffix(".part")):
+        assert process.poll() is None and time.monotonic() < deadline, (sign, process.communicate())
+
+
 def down_ends_even_what_hides():
     need_lab()
     with Lab({"name": "box1", "disk": "400kB/s"}, {"name": "box2"}) as lab:
@@ -58,9 +65,7 @@ def a_killed_up_is_cleared_away_by_down():
                    "files are being copied": lab.path(f"{group}/box1/models/model.part")}
         for moment, sign in moments.items():
             process = lab.start("up", lab.file, start_new_session=True)
-            deadline = time.monotonic() + 30
-            while not os.path.exists(sign):
-                assert process.poll() is None and time.monotonic() < deadline, f"{moment}: {process.communicate()}"
+            wait_for_sign(sign, process)
             process.kill()
             process.wait()
             assert lab.run("exec", "box1", "--", "true").returncode == 1
@@ -71,17 +76,33 @@ def a_killed_up_is_cleared_away_by_down():
         assert lab.inside("box2", "hostname") == "box2"
 
 
+def a_killed_down_is_finished_by_the_next():
+    need_lab()
+    with Lab({"name": "box1"}, {"name": "box2"}, up=False) as lab:
+        group, link = lab.names()
+        root = cgroup.Cgroups().roots()[0]
+        for gone in (f"/sys/class/net/{link}", os.path.join(root, group, "box1"), os.path.join(root, group),
+                     lab.path(f"{group}/box1"), lab.path("state/hosts")):
+            lab.good("up", lab.file)
+            process = lab.start("down")
+            deadline = time.monotonic() + 30
+            while os.path.exists(gone):
+                assert time.monotonic() < deadline, (gone, process.poll())
+            process.kill()
+            process.communicate()
+            lab.good("down")
+            assert lab.traces() == [], (gone, lab.traces())
+
+
 def an_interrupted_up_leaves_nothing():
     need_lab()
-    with Lab({"name": "box1", "files": ["model"]}, up=False) as lab:
+    with Lab({"name": "box1", "files": ["model"]}, {"name": "box2", "files": ["model"]}, up=False) as lab:
         lab.data("model", 64 * MB)
         group, link = lab.names()
         for number, sign in ((signal.SIGINT, f"/sys/class/net/{link}"), (signal.SIGTERM, lab.path(f"{group}/box1/models/model.part")),
                              (signal.SIGHUP, lab.path(group))):
             process = lab.start("up", lab.file, start_new_session=True)
-            deadline = time.monotonic() + 30
-            while not os.path.exists(sign):
-                assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            wait_for_sign(sign, process)
             os.killpg(process.pid, number)
             _, said = process.communicate(timeout=30)
             assert process.returncode == 128 + number and "interrupted" in said, (process.returncode, said)
@@ -126,5 +147,5 @@ def down_works_with_a_state_that_makes_no_sense():
 
 if __name__ == "__main__":
     cluster.main([
-        down_ends_even_what_hides, a_killed_up_is_cleared_away_by_down, an_interrupted_up_leaves_nothing,
-        a_killed_keeper_or_runner_is_told_and_cleared_away, down_works_with_a_state_that_makes_no_sense])
+        down_ends_even_what_hides, a_killed_up_is_cleared_away_by_down, a_killed_down_is_finished_by_the_next,
+        an_interrupted_up_leaves_nothing, a_killed_keeper_or_runner_is_told_and_cleared_away, down_works_with_a_state_that_makes_no_sense])
