@@ -107,8 +107,9 @@ static void on_spans(struct fixture *f, transport_link link, const struct fl_spa
         trace->last_count += spans->last ? 1 : 0;
         trace->lost = spans->lost;
         trace->start = spans->start;
-        memcpy(trace->spans + trace->span_count, spans->spans,
-               spans->span_count * sizeof(spans->spans[0]));
+        for (uint32_t s = 0; s < spans->span_count; s++) {
+            trace->spans[trace->span_count + s] = spans->spans[s];
+        }
         trace->span_count += spans->span_count;
     }
 }
