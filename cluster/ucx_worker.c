@@ -75,6 +75,7 @@ static fl_status configure(ucp_config_t *config, const char *device, const char 
         {"UCX_NET_DEVICES", "NET_DEVICES", device},
         {NULL, "PORT_RANGE", ports},
         {NULL, "MAX_EAGER_LANES", "1"}, /* two may reorder */
+        {NULL, "PROTO_ENABLE", "n"},    /* 1.16's new ones take no fragment at once */
         {NULL, "ZCOPY_THRESH", "inf"},
         {NULL, "TX_SEG_SIZE", "64K"}, /* of TCP: holds a fragment, and is received at once, too */
         {NULL, "MAX_POLL", "1"},      /* of TCP: sockets whose events are fetched at once */
