@@ -80,8 +80,8 @@ static void emit(struct walk *walk, enum fl_phase phase, uint32_t stage, enum fl
     if (start >= walk->now) {
         return;
     }
-    struct exposed_segment *last = walk->count > 0 ? &walk->segments[walk->count - 1] : NULL;
-    if (last != NULL && last->phase == phase && last->stage == stage && last->cause == cause) {
+    struct exposed_segment *last = &walk->segments[walk->count > 0 ? walk->count - 1 : 0];
+    if (walk->count > 0 && last->phase == phase && last->stage == stage && last->cause == cause) {
         last->start_ns = start;
         last->bytes += bytes;
     } else {
@@ -102,9 +102,9 @@ static void emit(struct walk *walk, enum fl_phase phase, uint32_t stage, enum fl
  * anything.  A moment on the way from one task to the next belongs to the next. */
 static void emit_gap(struct walk *walk, uint32_t stage, uint64_t start)
 {
-    struct exposed_segment *last = walk->count > 0 ? &walk->segments[walk->count - 1] : NULL;
-    if (last != NULL && last->stage == stage && start < walk->now && walk->now - start < NEAR_NS &&
-        start >= walk->config->begin_ns) {
+    struct exposed_segment *last = &walk->segments[walk->count > 0 ? walk->count - 1 : 0];
+    if (walk->count > 0 && last->stage == stage && start < walk->now &&
+        walk->now - start < NEAR_NS && start >= walk->config->begin_ns) {
         last->start_ns = walk->now = start;
         return;
     }
@@ -772,7 +772,7 @@ static void check(const struct exposed_chain_config *config, const struct expose
 
 uint32_t exposed_chain_find(const struct exposed_chain_config *config, struct exposed_segment *out)
 {
-    FL_ASSERT(config->begin_ns <= config->end_ns && config->stage_count >= 1 &&
+    FL_ASSERT(out != NULL && config->begin_ns <= config->end_ns && config->stage_count >= 1 &&
               config->stage_count <= FL_STAGE_COUNT_MAX && config->prompt_count > 0);
     struct walk walk = {.config = config, .segments = out, .now = config->end_ns, .fuel = FUEL};
     exposed_chain_sort(config->own, config->own_count);

@@ -321,7 +321,7 @@ static fl_status send_timeline(struct coordinator *coordinator, const struct req
     }
     summary->segments = calloc(timeline->segment_count + 1, sizeof(*summary->segments));
     summary->spans = calloc(span_count + 1, sizeof(*summary->spans));
-    summary->pieces = calloc(pieces, sizeof(*summary->pieces));
+    summary->pieces = calloc(pieces + 1, sizeof(*summary->pieces));
     if (summary->segments == NULL || summary->spans == NULL || summary->pieces == NULL) {
         return FL_FAIL(FL_NO_MEMORY, "no memory to show a timeline of %zu spans", span_count);
     }

@@ -97,9 +97,9 @@ struct timeline *timeline_start(struct timeline_table *table, uint32_t stage_cou
 struct fl_span *timeline_own(struct timeline *timeline, enum fl_phase phase, uint64_t start_ns,
                              uint64_t end_ns);
 
-/* What a stage answered.  `map` leads from its clock to ours; spans that it cannot place count as
+/* What stage `index` answered.  `map` leads from its clock to ours; spans that it cannot place count as
  * lost, as do those beyond the limits.  After a stage's last message nothing is taken. */
-void timeline_take(struct timeline_table *table, struct timeline *timeline, uint32_t stage,
+void timeline_take(struct timeline_table *table, struct timeline *timeline, uint32_t index,
                    const struct fl_spans *spans, const struct clock_map *map);
 
 /* True when every stage has answered. */

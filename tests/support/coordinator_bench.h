@@ -488,12 +488,13 @@ static inline void load_progress(uint32_t node, uint32_t pieces_done)
 {
     const struct told *plan = last_told(&bench.nodes[node], FL_MESSAGE_PLAN);
     struct fl_cluster_message message = {.kind = FL_MESSAGE_PROGRESS};
-    message.as.progress = (struct fl_progress){.plan_id = plan->plan_id,
-                                               .pieces_done = pieces_done,
-                                               .pieces_total = plan->piece_count,
-                                               .bytes_done = pieces_done * BENCH_PIECE_SIZE,
-                                               .bytes_total = plan->piece_count * BENCH_PIECE_SIZE,
-                                               .bytes_file = pieces_done * BENCH_PIECE_SIZE};
+    message.as.progress =
+        (struct fl_progress){.plan_id = plan->plan_id,
+                             .pieces_done = pieces_done,
+                             .pieces_total = plan->piece_count,
+                             .bytes_done = (uint64_t)pieces_done * BENCH_PIECE_SIZE,
+                             .bytes_total = (uint64_t)plan->piece_count * BENCH_PIECE_SIZE,
+                             .bytes_file = (uint64_t)pieces_done * BENCH_PIECE_SIZE};
     say(&bench.nodes[node], &message);
     settle();
 }

@@ -254,7 +254,8 @@ static void classes_say_what_was_found(void)
         CHECK_EQ(last_event(id)->class_, FL_CLASS_COLD);
         for (uint32_t node = 0; node < 2; node++) {
             const uint64_t bytes =
-                last_told(&bench.nodes[node], FL_MESSAGE_PLAN)->piece_count * BENCH_PIECE_SIZE;
+                (uint64_t)last_told(&bench.nodes[node], FL_MESSAGE_PLAN)->piece_count *
+                BENCH_PIECE_SIZE;
             bench.nodes[node].start =
                 (struct fl_start_record){.shard_bytes = bytes,
                                          .residency_known = rows[i].known,
