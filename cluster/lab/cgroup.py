@@ -138,16 +138,17 @@ class Cgroups:
                 found.update(int(pid) for pid in words(os.path.join(folder, "cgroup.procs")))
         return found - {0}  # 0 is a process that this namespace cannot name
 
-    def lift_disk(self, lab, device):
+    def lift_disks(self, lab):
         """A process that waits for a throttled read ends only after it: nobody may wait long."""
-        _, root = self.places["disk"]
+        version, root = self.places.get("disk", (1, ""))
         parent = os.path.join(root, lab)
-        for name in os.listdir(parent) if os.path.isdir(parent) else []:
-            if os.path.isdir(os.path.join(parent, name)):
+        for name in os.listdir(parent) if root and os.path.isdir(parent) else []:
+            for word in words(os.path.join(parent, name, DISK_FILE[version])):
                 try:
-                    self.limit(lab, name, "disk", None, device)
+                    if ":" in word:
+                        self.limit(lab, name, "disk", None, word)
                 except LabError:
-                    pass
+                    pass  # the disk itself is gone
 
     def remove(self, lab, end_all, seconds=10):
         """Remove every group of the lab. end_all() ends a process that has come in since."""
@@ -211,9 +212,10 @@ def cpu_v2(cores, _):
 
 # Swap would let a host have more memory than it has.  Not every kernel counts it.
 OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+DISK_FILE = {1: "blkio.throttle.read_bps_device", 2: "io.max"}
 SETTINGS = {
-    ("disk", 1): lambda rate, device: [("blkio.throttle.read_bps_device", f"{device} {rate or 0}")],
-    ("disk", 2): lambda rate, device: [("io.max", f"{device} rbps={rate or 'max'}")],
+    ("disk", 1): lambda rate, device: [(DISK_FILE[1], f"{device} {rate or 0}")],
+    ("disk", 2): lambda rate, device: [(DISK_FILE[2], f"{device} rbps={rate or 'max'}")],
     ("memory", 1): lambda size, _: (
         [("memory.memsw.limit_in_bytes", "-1"), ("memory.limit_in_bytes", str(size or -1))] +
         ([("memory.memsw.limit_in_bytes", str(size))] if size else [])),

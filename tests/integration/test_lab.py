@@ -164,8 +164,9 @@ def both_versions_of_control_groups_get_what_they_understand():
         box = os.path.join(v2, "lab", "box1")
         assert content(box, "io.max") == ["8:0", "rbps=100000000"] and content(box, "memory.max") == [str(1 << 30)]
         assert content(box, "memory.swap.max") == ["0"] and content(box, "cpu.max") == ["5000", "10000"]
-        for what in ("disk", "memory", "cpu"):
-            only_v2.limit("lab", "box1", what, None, "8:0")
+        only_v2.lift_disks("lab")
+        for what in ("memory", "cpu"):
+            only_v2.limit("lab", "box1", what, None)
         assert content(box, "io.max") == ["8:0", "rbps=max"] and content(box, "cpu.max") == ["max"]
         assert content(box, "memory.max") == ["max"] and content(box, "memory.swap.max") == ["max"]
         cgroup.put(os.path.join(box, "cgroup.procs"), "0\n17\n")
@@ -204,8 +205,9 @@ def what_a_machine_lacks_is_said_with_status_77():
         for name in ("ip", "unshare", "nsenter", "sleep", "sh"):
             os.symlink(shutil.which(name), os.path.join(tools, name))
         lab.refused("'tc' is not installed", "up", lab.file, env={"PATH": tools}, status=77)
-        lab.refused("no cgroup controller for disk", "up", lab.file, status=77,
-                    prefix=["unshare", "--mount", "sh", "-c", 'umount -R -l /sys/fs/cgroup; exec "$@"', "sh"])
+        no_groups = ["unshare", "--mount", "sh", "-c", 'umount -R -l /sys/fs/cgroup; exec "$@"', "sh"]
+        lab.refused("no cgroup controller for disk", "up", lab.file, status=77, prefix=no_groups)
+        assert lab.good("down", prefix=no_groups) == "no lab was up\n"
         assert lab.traces() == [], lab.traces()
 
 

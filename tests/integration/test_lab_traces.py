@@ -6,6 +6,7 @@ Needs root, tc and control groups, and skips with the reason where one is missin
 """
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -140,6 +141,10 @@ def down_works_with_a_state_that_makes_no_sense():
         group, _ = lab.names()
         assert lab.traces() == [lab.path(group)], lab.traces()
         # Only its folder was unknown; the next lab there takes it over.
+        lab.good("up", lab.file)
+        shutil.rmtree(lab.state)
+        lab.refused("whose state was removed", "up", lab.file)
+        lab.good("down")
         lab.good("up", lab.file)
         lab.good("down")
         assert lab.traces() == [], lab.traces()
