@@ -247,19 +247,19 @@ static enum fl_class find_class(const struct timeline *timeline)
 {
     uint64_t total = 0;
     uint64_t memory = 0;
-    uint64_t cached = 0;
+    uint64_t found = 0;
     for (uint32_t i = 0; i < timeline->stage_count; i++) {
         const struct timeline_stage *stage = &timeline->stages[i];
+        const uint64_t resident = least(stage->resident_bytes, stage->bytes);
+        const uint64_t cached =
+            stage->start.residency_known ? least(stage->start.page_cache_before, stage->bytes) : 0;
         total += stage->bytes;
-        memory += least(stage->resident_bytes, stage->bytes);
-        if (stage->fresh && stage->start.residency_known) {
-            cached += least(stage->start.page_cache_before, stage->bytes);
-        }
+        memory += resident;
+        found += cached > resident ? cached : resident;
     }
     if (memory == total) {
         return FL_CLASS_WARM;
     }
-    const uint64_t found = memory + cached;
     return found == 0 || found < total / COLD_SHARE ? FL_CLASS_COLD : FL_CLASS_PARTIAL;
 }
 

@@ -13,7 +13,7 @@
  *
  * Classes say what was found, not what was meant: the bytes of every shard that
  * were in its node's memory when the request came, or in the page cache when
- * loading began for it.
+ * loading began.
  *
  * Thread:  owner (the main loop).
  * Memory:  a timeline is allocated by start(), its spans as they come; the table frees them.
@@ -43,7 +43,6 @@ struct timeline_stage {
     struct fl_stage_summary summary; /* `node` is the one above */
     uint64_t bytes;                  /* of its shard, as progress counts them */
     uint64_t resident_bytes;         /* of these, in its memory at t0 */
-    bool fresh;                      /* its loading began after t0 */
 
     /* From its answer. */
     bool answered;

@@ -73,8 +73,7 @@ static void add_stage(struct timeline_stage *stage, const struct fl_stage_summar
     *stage = (struct timeline_stage){.incarnation = placed->node->incarnation,
                                      .summary = *summary,
                                      .bytes = placed->bytes_total,
-                                     .resident_bytes = known ? request->resident_bytes[index] : 0,
-                                     .fresh = !known};
+                                     .resident_bytes = known ? request->resident_bytes[index] : 0};
     snprintf(stage->node, sizeof(stage->node), "%s", placed->node->name);
     stage->summary.node = stage->node;
 }

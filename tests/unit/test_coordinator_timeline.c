@@ -275,6 +275,15 @@ static void classes_say_what_was_found(void)
     load_all();
     sample(1, 0, 'a', FL_FINISH_LENGTH);
     CHECK_EQ(last_event(id)->class_, FL_CLASS_PARTIAL);
+    /* The same, when nothing had come in yet but the file lay in the page cache. */
+    open_bench(1, PLAIN);
+    (void)generate("other", 1, NULL);
+    const uint64_t early = generate("hello", 1, NULL);
+    bench.nodes[0].start = (struct fl_start_record){
+        .shard_bytes = 1000, .residency_known = true, .page_cache_before = 1000};
+    load_all();
+    sample(0, 0, 'a', FL_FINISH_LENGTH);
+    CHECK_EQ(last_event(early)->class_, FL_CLASS_PARTIAL);
 }
 
 static const struct test_case cases[] = {
