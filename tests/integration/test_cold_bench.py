@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The cold benchmark itself, on a model of a few megabytes: what it writes, and what it refuses.  Times are not judged."""
+"""The cold benchmark itself, on a model of some 100 MB (of a smaller one, what is read to know it is no longer cold): what it writes, and what it refuses.  Times are not judged."""
 import json
 import mmap
 import os
@@ -19,13 +19,13 @@ NUMBERS = ("median", "min", "max")
 
 
 class Folder:
-    """A tiny model and room for results."""
+    """A small model and room for results."""
 
     def __enter__(self):
         self.path = tempfile.mkdtemp(prefix="firstlight-coldtest.")
         self.model = os.path.join(self.path, "tiny.gguf")
-        subprocess.run([pool.program("mkmodel"), "--layers", "6", "--width", "128", "--heads", "4", "--kv-heads", "2",
-                        "--ffn", "256", "--vocab", "4000", "--out", self.model], check=True)
+        subprocess.run([pool.program("mkmodel"), "--layers", "12", "--width", "1024", "--heads", "8", "--kv-heads", "2",
+                        "--ffn", "4096", "--vocab", "4000", "--out", self.model], check=True)
         self.result = os.path.join(self.path, "cold.json")
         return self
 
@@ -107,7 +107,7 @@ def a_cell_in_the_lab():
 
 
 def a_refused_cell_has_no_row_and_a_reason():
-    """The split has 22 layers, the tiny model 6."""
+    """The split has 22 layers, the small model 12."""
     with Folder() as folder:
         done = folder.cold("--plain", "--cell", "2e,9", "--repeat", "1")
         assert done.returncode == 1 and "cell 2e is refused" in done.stderr, done.stderr
