@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -23,25 +24,27 @@ BURST_S = 0.1
 
 
 class Meter:
-    """Bytes by time, from the end of the burst on."""
+    """Bytes by time, and the slope of the line nearest to them: throttles and shapers give in slices, so the ends of a
+    measurement are chance."""
 
     def __init__(self):
         self.started = time.monotonic()
         self.lock = threading.Lock()
-        self.total = self.base = 0
-        self.base_at = self.last = None
+        self.total, self.samples = 0, []
 
     def count(self, size):
         with self.lock:
-            now = self.last = time.monotonic()
             self.total += size
-            if self.base_at is None and now - self.started > BURST_S:
-                self.base, self.base_at = self.total, now
+            at = time.monotonic() - self.started
+            if at > BURST_S:
+                self.samples.append((at, self.total))
 
     def result(self):
-        if self.base_at is None or self.last <= self.base_at:
+        try:
+            slope = statistics.linear_regression(*zip(*self.samples)).slope
+        except (statistics.StatisticsError, TypeError):
             sys.exit(f"rate_probe: {self.total} bytes came in the time given, too few to tell a rate")
-        return {"bytes_s": (self.total - self.base) / (self.last - self.base_at), "bytes": self.total}
+        return {"bytes_s": slope, "bytes": self.total}
 
 
 def disk(path, seconds):
