@@ -50,8 +50,10 @@ def check_row(row, repeat, wanted_class):
     assert times["min"] == min(times["runs"]) and times["max"] == max(times["runs"]), times
     assert row["class"] == wanted_class, row["class"]
     assert row["limit_ms"] > 0 and abs(row["ratio"] - times["median"] / row["limit_ms"]) < 0.01 * row["ratio"]
-    # A median of all but the smallest models cannot be much below the least that physics allows.
-    assert row["ratio"] > 0.5, row
+    if row["conditions"]["boxes"][0]["disk_mb_s"] is not None:
+        # Where a throttle sets the rate, nothing is much faster than the least that physics allows.  A disk as it is
+        # may be ten times slower while it is measured than a moment later.
+        assert row["ratio"] > 0.8, (row["ttft_ms"], row["limit_ms"])
     assert isinstance(row["exposed"], dict) and all(ms >= 0 for ms in row["exposed"].values())
     about = row["conditions"]
     for key in ("state", "boxes", "boxes_are", "model", "prompt_tokens", "threads_per_node", "stages", "limit", "processor",

@@ -38,7 +38,7 @@ class ColdPool(pool.Pool):
     def start_coordinator(self):
         """Called while the pool is made: nothing starts before start_all()."""
         self.key = self.boxes.key_file
-        self.join = f"{self.boxes.address(self.boxes.names[0])}:{pool.free_port()}"
+        self.join = f"{self.boxes.address(self.boxes.names[0])}:{self.boxes.free_port()}"
         self.address = f"unix:{self.path('client.sock')}"
 
     def client_env(self):
