@@ -98,10 +98,13 @@ void fl_span_ring_put(struct fl_span_ring *ring, const struct fl_span *span)
 bool fl_span_ring_read(const struct fl_span_ring *ring, uint64_t *cursor, uint64_t *lost,
                        struct fl_span *out)
 {
-    /* Bounded: each round ends or meets a writer that went once round the ring meanwhile. */
-    for (uint32_t tries = 0; tries < ring->count; tries++) {
+    /* Each round ends, or the writer has begun one more: after as many as the ring holds, all that
+     * was there at first is read or lost. */
+    for (uint32_t tries = 0; tries <= ring->count; tries++) {
         const uint64_t done = atomic_load_explicit(&ring->done, memory_order_acquire);
-        const uint64_t oldest = done > ring->count ? done - ring->count : 0;
+        /* What is being overwritten is lost, too: its writer may have been put aside in the middle. */
+        const uint64_t begun = atomic_load_explicit(&ring->begun, memory_order_relaxed);
+        const uint64_t oldest = begun > ring->count ? begun - ring->count : 0;
         if (*cursor < oldest) {
             *lost += oldest - *cursor;
             *cursor = oldest;

@@ -2,6 +2,7 @@
 #include "proto/span_ring.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "tests/harness.h"
@@ -87,6 +88,11 @@ static void without_a_ring_nothing_is_recorded(void)
 
 enum { WRITTEN = 200000 };
 
+struct busy_writer {
+    struct fl_span_ring *ring;
+    _Atomic int stop;
+};
+
 static void *write_all(void *ctx)
 {
     for (uint64_t n = 0; n < WRITTEN; n++) {
@@ -119,6 +125,39 @@ static void a_reader_beside_the_writer_sees_whole_spans_only(void)
     CHECK_EQ(seen + lost, WRITTEN);
 }
 
+static void *write_until_told(void *ctx)
+{
+    struct busy_writer *writer = ctx;
+    for (uint64_t n = 0; atomic_load_explicit(&writer->stop, memory_order_relaxed) == 0; n++) {
+        const struct fl_span in = numbered(n);
+        fl_span_ring_put(writer->ring, &in);
+    }
+    return NULL;
+}
+
+/* Else an answer would lack spans, and say that nothing is missing. */
+static void a_reader_that_is_overtaken_reads_on_to_what_was_there(void)
+{
+    struct busy_writer writer = {.stop = 0};
+    pthread_t thread;
+    uint64_t short_count = 0;
+    CHECK_EQ(fl_span_ring_open(FL_LANE_WIRE, 16, &writer.ring), FL_OK);
+    CHECK_EQ(pthread_create(&thread, NULL, write_until_told, &writer), 0);
+    for (int i = 0; i < 20000; i++) {
+        uint64_t cursor = 0;
+        uint64_t lost = 0;
+        struct fl_span span;
+        const uint64_t end = fl_span_ring_end(writer.ring);
+        while (cursor < end && fl_span_ring_read(writer.ring, &cursor, &lost, &span)) {
+        }
+        short_count += cursor < end;
+    }
+    atomic_store_explicit(&writer.stop, 1, memory_order_relaxed);
+    pthread_join(thread, NULL);
+    fl_span_ring_close(writer.ring);
+    CHECK_EQ(short_count, 0);
+}
+
 static void every_kind_has_a_name(void)
 {
     for (int i = 1; i < FL_PHASE_COUNT; i++) {
@@ -144,6 +183,8 @@ static const struct test_case cases[] = {
     {"span_ring: without a ring nothing is recorded", without_a_ring_nothing_is_recorded},
     {"span_ring: a reader beside the writer sees whole spans only",
      a_reader_beside_the_writer_sees_whole_spans_only},
+    {"span_ring: a reader that is overtaken reads on to what was there",
+     a_reader_that_is_overtaken_reads_on_to_what_was_there},
     {"span: every kind has a name", every_kind_has_a_name},
 };
 
