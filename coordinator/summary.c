@@ -215,8 +215,8 @@ static double share(uint64_t part, uint64_t whole)
 static void describe_timeline_node(const struct timeline_stage *stage, struct fl_timeline_node *out)
 {
     const struct fl_start_record *start = &stage->start;
-    const uint64_t process_ns =
-        start->ready_ns > start->exec_ns ? start->ready_ns - start->exec_ns : 0;
+    const bool known = start->exec_ns != 0 && start->ready_ns > start->exec_ns;
+    const uint64_t process_ns = known ? start->ready_ns - start->exec_ns : 0;
     *out = (struct fl_timeline_node){
         .node = stage->node,
         .clock_known = stage->clock_known,

@@ -181,7 +181,8 @@ static void take_spans(struct timeline_table *table, struct timeline *timeline,
                        struct timeline_stage *stage, const struct fl_spans *spans,
                        const struct clock_line *line)
 {
-    const uint32_t left = FL_TIMELINE_SPAN_MAX - span_count(timeline);
+    const uint32_t held = timeline->own_count + span_count(timeline);
+    const uint32_t left = FL_TIMELINE_SPAN_MAX > held ? FL_TIMELINE_SPAN_MAX - held : 0;
     uint32_t count = spans->span_count < left ? spans->span_count : left;
     count = make_room(table, count);
     struct fl_span *grown = NULL;
@@ -219,8 +220,9 @@ void timeline_take(struct timeline_table *table, struct timeline *timeline, uint
     }
     if (spans->lost > stage->overwritten) { /* each of its messages says it anew */
         const uint64_t more = spans->lost - stage->overwritten;
+        const uint64_t most = UINT64_MAX - stage->spans_lost;
         stage->overwritten = spans->lost;
-        stage->spans_lost += more < UINT64_MAX - stage->spans_lost ? more : 0;
+        stage->spans_lost += more < most ? more : most;
     }
     stage->start = spans->start;
     stage->answered = spans->last;

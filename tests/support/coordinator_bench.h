@@ -77,6 +77,7 @@ struct seen_event {
     uint32_t phase_count;
     uint32_t span_count;
     bool complete;
+    double process_ms; /* of its first node */
 };
 
 static struct bench {
@@ -286,6 +287,7 @@ static inline void see_timeline(const struct fl_timeline *timeline, struct seen_
     seen->phase_count = timeline->phase_count;
     seen->span_count = timeline->span_count;
     seen->complete = timeline->complete;
+    seen->process_ms = timeline->nodes[0].process_ms;
     for (uint32_t i = 0; i < timeline->segment_count; i++) {
         const struct fl_segment_summary *segment = &timeline->segments[i];
         seen->exposed_ms += segment->ms;

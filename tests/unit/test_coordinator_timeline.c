@@ -221,6 +221,18 @@ static void cancelled_and_failed_requests_never_wait(void)
     CHECK_EQ(last_event(id)->timeline_id, 0);
 }
 
+static void how_long_a_node_took_to_start_is_told_when_it_is_known(void)
+{
+    open_bench(1, PLAIN);
+    bench.nodes[0].start = (struct fl_start_record){.exec_ns = FL_NS_PER_S,
+                                                    .ready_ns = FL_NS_PER_S + 7 * FL_NS_PER_MS};
+    (void)answer_one(0);
+    CHECK(near(ask_timeline(0)->process_ms, 7));
+    bench.nodes[0].start.exec_ns = 0;
+    (void)answer_one(0);
+    CHECK(near(ask_timeline(0)->process_ms, 0));
+}
+
 static void an_unknown_timeline_is_refused_with_the_range(void)
 {
     open_bench(1, PLAIN);
@@ -296,6 +308,8 @@ static const struct test_case cases[] = {
      whatever_happens_while_done_waits_the_answer_is_done},
     {"timeline: cancelled and failed requests never wait",
      cancelled_and_failed_requests_never_wait},
+    {"timeline: how long a node took to start is told when it is known",
+     how_long_a_node_took_to_start_is_told_when_it_is_known},
     {"timeline: an unknown one is refused with the range that is kept",
      an_unknown_timeline_is_refused_with_the_range},
     {"timeline: classes say what was found", classes_say_what_was_found},

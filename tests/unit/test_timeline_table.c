@@ -138,6 +138,35 @@ static void one_timeline_has_a_limit(void)
     CHECK_EQ(sum, 50 * FL_NS_PER_MS);
 }
 
+/* What is shown of one is a single message, and the coordinator's own spans are in it. */
+static void own_spans_count_against_the_limit(void)
+{
+    open_table();
+    struct timeline *timeline = start();
+    for (uint32_t i = 0; i < 5; i++) {
+        (void)timeline_own(timeline, FL_PHASE_OPEN, FL_NS_PER_S, FL_NS_PER_S);
+    }
+    for (uint32_t i = 0; i < FL_TIMELINE_SPAN_MAX / FL_SPANS_MAX; i++) {
+        take(timeline, 0, FL_SPANS_MAX, 0, false);
+    }
+    CHECK_EQ(timeline->stages[0].span_count, FL_TIMELINE_SPAN_MAX - 5);
+    CHECK_EQ(timeline->stages[0].spans_lost, 5);
+    timeline_keep(table, timeline);
+}
+
+static void however_many_are_lost_they_are_not_forgotten(void)
+{
+    open_table();
+    struct timeline *timeline = start();
+    take(timeline, 0, 3, UINT64_MAX, true);
+    take(timeline, 1, 3, 1, false);
+    take(timeline, 1, 3, UINT64_MAX, true);
+    CHECK_EQ(timeline->stages[0].spans_lost, UINT64_MAX);
+    CHECK_EQ(timeline->stages[1].spans_lost, UINT64_MAX);
+    timeline_keep(table, timeline);
+    CHECK(!timeline->complete);
+}
+
 static void the_oldest_lose_their_spans_first(void)
 {
     open_table();
@@ -212,6 +241,10 @@ static const struct test_case cases[] = {
     {"timeline: times of a node are ours, or not there", times_of_a_node_are_ours},
     {"timeline: moments of any clock find a place", moments_of_any_clock_find_a_place},
     {"timeline: one has a limit, what is beyond counts as lost", one_timeline_has_a_limit},
+    {"timeline: the coordinator's own spans count against the limit",
+     own_spans_count_against_the_limit},
+    {"timeline: however many spans are lost, it is not complete",
+     however_many_are_lost_they_are_not_forgotten},
     {"timeline: the oldest lose their spans first", the_oldest_lose_their_spans_first},
     {"timeline: what is being collected has the same limit",
      what_is_being_collected_has_the_same_limit},
