@@ -541,7 +541,9 @@ fl_status courier_poll(struct courier *courier, uint64_t *out_next_ns)
     const uint64_t plans_ns = poll_plans(courier, courier_now(courier));
     next = plans_ns < next ? plans_ns : next;
     send_fetches(courier);
-    courier_trace_answer(courier);
+    if (courier_trace_answer(courier)) {
+        next = courier_now(courier); /* at once */
+    }
     if (courier->coordinator == 0 && courier->retry_ns < next) {
         next = courier->retry_ns;
     }

@@ -24,7 +24,7 @@ enum {
     COURIER_HELD_MAX = 32,
     COURIER_PARCEL_MAX = 512, /* activations whose data the transport still reads */
     COURIER_PROMPT_MAX = 1024,
-    COURIER_TRACE_MAX = 4, /* not yet answered */
+    COURIER_TRACE_MAX = 512, /* not yet answered: the first tokens of many requests come together */
 };
 
 /* A node we opened a link to; kept as long as the link lives, plans come and go. */
@@ -61,6 +61,7 @@ struct courier_answers {
     uint32_t found; /* spans of the answer, */
     uint32_t sent;  /* and of these */
     uint64_t lost;
+    struct fl_start_record start; /* its plan may be gone before all is said */
 };
 
 struct courier_plan {

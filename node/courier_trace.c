@@ -174,13 +174,21 @@ static void begin_answer(struct courier *courier)
 {
     struct courier_answers *answers = &courier->answers;
     const struct fl_trace *trace = &answers->asked[0];
+    const struct courier_plan *entry = courier_find_plan(courier, trace->plan_id);
     answers->begun = true;
     answers->sent = 0;
     answers->found = 0;
     answers->lost = 0;
-    if (courier->config.spans != NULL && courier_find_plan(courier, trace->plan_id) != NULL) {
+    answers->start = (struct fl_start_record){.exec_ns = 0};
+    if (entry != NULL) {
+        answers->start = start_of(courier, entry->plan);
+    }
+    if (entry != NULL && courier->config.spans != NULL) {
         answers->found = node_spans_collect(courier->config.spans, trace->plan_id,
                                             trace->request_id, &answers->lost);
+    }
+    if (answers->found == 0 && answers->lost == 0) {
+        answers->lost = 1; /* it was here, or nobody would ask */
     }
 }
 
@@ -189,7 +197,6 @@ static fl_status say_some(struct courier *courier)
 {
     struct courier_answers *answers = &courier->answers;
     const struct fl_trace *trace = &answers->asked[0];
-    const struct courier_plan *entry = courier_find_plan(courier, trace->plan_id);
     const uint32_t left = answers->found - answers->sent;
     const uint32_t count = left < FL_SPANS_MAX ? left : FL_SPANS_MAX;
     struct fl_cluster_message message = {
@@ -200,12 +207,10 @@ static fl_status say_some(struct courier *courier)
                 .request_id = trace->request_id,
                 .last = count == left,
                 .lost = answers->lost,
+                .start = answers->start,
                 .span_count = count,
             },
     };
-    if (entry != NULL) {
-        message.as.spans.start = start_of(courier, entry->plan);
-    }
     if (count > 0) {
         message.as.spans.spans = courier->config.spans->found + answers->sent;
     }
@@ -217,22 +222,23 @@ static fl_status say_some(struct courier *courier)
     return status;
 }
 
-void courier_trace_answer(struct courier *courier)
+bool courier_trace_answer(struct courier *courier)
 {
     struct courier_answers *answers = &courier->answers;
-    while (answers->count > 0) {
-        if (!answers->begun) {
-            begin_answer(courier);
-        }
-        const fl_status status = say_some(courier);
-        if (status == FL_AGAIN) {
-            return; /* the link is full: with the next poll */
-        }
-        answers->begun = answers->begun && status == FL_OK; /* else nobody will have it */
-        if (!answers->begun) {
-            answers->count--;
-            memmove(&answers->asked[0], &answers->asked[1],
-                    answers->count * sizeof(answers->asked[0]));
-        }
+    if (answers->count == 0) {
+        return false;
     }
+    if (!answers->begun) {
+        begin_answer(courier);
+    }
+    const fl_status status = say_some(courier);
+    if (status == FL_AGAIN) {
+        return false; /* the link is full: with the next poll */
+    }
+    answers->begun = answers->begun && status == FL_OK; /* else nobody will have it */
+    if (!answers->begun) {
+        answers->count--;
+        memmove(&answers->asked[0], &answers->asked[1], answers->count * sizeof(answers->asked[0]));
+    }
+    return answers->count > 0;
 }

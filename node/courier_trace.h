@@ -6,8 +6,8 @@
  * and of a first token.  Decode rows and later tokens are not.
  *
  * The coordinator asks for a request's spans with TRACE.  The answer is taken
- * out of all three rings at once and sent in as many messages as the link takes
- * now; the rest follows with the next poll.
+ * out of all three rings at once and sent a message with every poll, so that
+ * tokens go between.  Of a request that nothing is left of, a span is lost.
  *
  * Thread:  owner (the wire thread).
  * Memory:  none of its own.
@@ -31,9 +31,9 @@ void courier_trace_rows_sent(struct courier *courier, const struct courier_plan 
                              const struct compute_activations *activations, uint64_t size);
 void courier_trace_token_sent(struct courier *courier, const struct compute_sampled *sampled);
 
-/* TRACE came; courier_trace_answer() goes on with answers as far as the link takes them. */
+/* TRACE came; courier_trace_answer() sends one message, true when it could send another at once. */
 void courier_trace_ask(struct courier *courier, const struct fl_trace *trace);
-void courier_trace_answer(struct courier *courier);
+bool courier_trace_answer(struct courier *courier);
 /* The coordinator that asked is gone. */
 void courier_trace_reset(struct courier *courier);
 

@@ -241,7 +241,7 @@ struct fl_trace {
 
 /* How a stage read its shard, beside its spans. */
 struct fl_start_record {
-    uint64_t exec_ns;  /* CLOCK_MONOTONIC when the process began, and */
+    uint64_t exec_ns;  /* CLOCK_MONOTONIC when the process began (0: not known), and */
     uint64_t ready_ns; /* when it could join */
     uint64_t shard_bytes;
     bool residency_known;       /* whether the next two could be measured */
@@ -259,7 +259,7 @@ struct fl_spans {
     uint64_t plan_id;
     uint64_t request_id;
     bool last;
-    uint64_t lost; /* spans that were overwritten before they could be sent */
+    uint64_t lost; /* spans that are missing: overwritten, or of a plan that is gone */
     struct fl_start_record start;
     uint32_t span_count;
     struct fl_span *spans; /* [span_count] */

@@ -830,6 +830,7 @@ static void of_unknown_plans_and_requests_a_trace_says_nothing(void)
         trace_all(&f, unknown[i].plan_id, unknown[i].request_id);
         CHECK_EQ(f.traces[0].message_count, 1);
         CHECK_EQ(f.traces[0].span_count, 0);
+        CHECK_EQ(f.traces[0].lost, 1);
     }
     trace_all(&f, 3, 1);
     CHECK(f.traces[0].span_count > 10);
@@ -855,7 +856,32 @@ static void a_long_trace_comes_in_several_messages(void)
     end(&f);
 }
 
-static void of_too_many_traces_the_oldest_are_dropped(void)
+/* Requests that were admitted together get their first tokens together. */
+static void all_traces_that_come_together_are_answered(void)
+{
+    enum { COUNT = 256 };
+    struct fixture f;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 1, 16);
+    send_admit(&f, 1, 1, 5, 2);
+    CHECK(run_until(&f, answered));
+    memset(f.traces, 0, sizeof(f.traces[0]));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        const struct fl_cluster_message message = {
+            .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = 1, .request_id = i + 50}};
+        say(&f, f.boxes[0].link, &message);
+    }
+    for (int i = 0; i < 4 * COUNT; i++) {
+        round_all(&f);
+    }
+    CHECK_EQ(f.traces[0].last_count, COUNT);
+    trace_all(&f, 1, 1);
+    CHECK(f.traces[0].span_count > 10);
+    end(&f);
+}
+
+static void of_far_too_many_traces_the_oldest_are_dropped(void)
 {
     struct fixture f;
     begin(&f, 1, 1 << 28, true);
@@ -864,18 +890,68 @@ static void of_too_many_traces_the_oldest_are_dropped(void)
     send_admit(&f, 1, 1, 5, 2);
     CHECK(run_until(&f, answered));
     memset(f.traces, 0, sizeof(f.traces[0]));
-    for (uint32_t i = 0; i < 12; i++) {
-        const struct fl_cluster_message message = {
-            .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = 1, .request_id = i + 50}};
-        say(&f, f.boxes[0].link, &message);
-    }
-    for (int i = 0; i < 100; i++) {
+    for (uint32_t round = 0; round < 50; round++) { /* as fast as the link takes them */
+        for (uint32_t i = 0; i < 50; i++) {
+            const struct fl_cluster_message message = {
+                .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = 1, .request_id = i + 50}};
+            say(&f, f.boxes[0].link, &message);
+        }
         round_all(&f);
     }
-    CHECK(f.traces[0].last_count >= 4 && f.traces[0].last_count <= 12);
+    for (int i = 0; i < 1000; i++) {
+        round_all(&f);
+    }
+    CHECK(f.traces[0].last_count >= 512 && f.traces[0].last_count < 50 * 50);
     CHECK(node_joined(f.boxes[0].node));
     trace_all(&f, 1, 1);
     CHECK(f.traces[0].span_count > 10);
+    end(&f);
+}
+
+static bool wire_polls_until_answered(struct fixture *f, uint64_t *out_polls)
+{
+    for (*out_polls = 0; *out_polls < 10000 && f->traces[0].last_count == 0; (*out_polls)++) {
+        uint64_t next = 0;
+        CHECK_EQ(node_wire_poll(f->boxes[0].node, &next), FL_OK);
+        (void)peer_poll(f->peers, &next);
+        const struct fl_clock clock = local_network_clock(f->network);
+        local_network_advance(f->network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+    }
+    return f->traces[0].last_count == 1;
+}
+
+/* The coordinator counts on it: an answer without a word about what is missing is a whole one. */
+static void of_a_plan_that_goes_meanwhile_something_is_lost(void)
+{
+    struct fixture f;
+    uint64_t polls = 0;
+    begin(&f, 1, 1 << 28, true);
+    CHECK(run_until(&f, all_joined));
+    send_plan(&f, 1, 1, 1);
+    send_admit(&f, 1, 1, 126, 1);
+    CHECK(run_until(&f, answered));
+    const struct fl_cluster_message trace = {.kind = FL_MESSAGE_TRACE,
+                                             .as.trace = {.plan_id = 1, .request_id = 1}};
+    const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
+    /* In the middle of an answer: what it said of its start stays true. */
+    memset(f.traces, 0, sizeof(f.traces[0]));
+    say(&f, f.boxes[0].link, &trace);
+    while (f.traces[0].message_count == 0) {
+        round_all(&f);
+    }
+    CHECK_EQ(f.traces[0].last_count, 0);
+    const struct fl_start_record start = f.traces[0].start;
+    CHECK(start.shard_bytes > 0);
+    say(&f, f.boxes[0].link, &unplan);
+    CHECK(wire_polls_until_answered(&f, &polls));
+    CHECK_EQ(f.traces[0].start.shard_bytes, start.shard_bytes);
+    CHECK_EQ(f.traces[0].lost, 0);
+    /* And before it. */
+    memset(f.traces, 0, sizeof(f.traces[0]));
+    say(&f, f.boxes[0].link, &trace);
+    CHECK(wire_polls_until_answered(&f, &polls));
+    CHECK_EQ(f.traces[0].span_count, 0);
+    CHECK(f.traces[0].lost > 0);
     end(&f);
 }
 
@@ -903,7 +979,12 @@ static const struct test_case cases[] = {
     {"node: of unknown plans and requests a trace says nothing",
      of_unknown_plans_and_requests_a_trace_says_nothing},
     {"node: a long trace comes in several messages", a_long_trace_comes_in_several_messages},
-    {"node: of too many traces the oldest are dropped", of_too_many_traces_the_oldest_are_dropped},
+    {"node: all traces that come together are answered",
+     all_traces_that_come_together_are_answered},
+    {"node: of far too many traces the oldest are dropped",
+     of_far_too_many_traces_the_oldest_are_dropped},
+    {"node: of a plan that goes meanwhile something is lost",
+     of_a_plan_that_goes_meanwhile_something_is_lost},
     {"node: garbage of the coordinator loses its link, and it is joined again",
      garbage_of_the_coordinator_loses_its_link_and_is_joined_again},
 };
