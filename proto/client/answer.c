@@ -238,7 +238,7 @@ void answer_figures(const struct fl_client_event *done, FILE *stream)
     }
     fprintf(stream, ", %s, %" PRIu32 " stage%s", fl_finish_name(done->as.done.finish),
             done->as.done.stage_count, done->as.done.stage_count == 1 ? "" : "s");
-    if (done->as.done.phase_count > 0) {
+    if (done->as.done.timeline_id > 0) {
         fprintf(stream, "; firstlight timeline %" PRIu64, done->as.done.timeline_id);
     }
     fputs("]\n", stream);

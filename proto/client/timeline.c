@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "proto/client/answer.h"
 #include "proto/client/commands.h"
@@ -126,11 +127,15 @@ static fl_status write_trace(const struct fl_timeline *timeline, const char *pat
     if (file == NULL) {
         return FL_FAIL(FL_IO, "--perfetto %s cannot be written: %s", path, strerror(errno));
     }
+    struct stat info;
+    const bool is_plain = fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
     trace_file_write(timeline, file);
     const bool failed = ferror(file) != 0;
     if (fclose(file) != 0 || failed) {
         const int error = errno;
-        remove(path); /* half a trace helps nobody */
+        if (is_plain) {   /* a device or a pipe is not ours to remove */
+            remove(path); /* half a trace helps nobody */
+        }
         return FL_FAIL(FL_IO, "--perfetto %s cannot be written: %s", path, strerror(error));
     }
     return FL_OK;

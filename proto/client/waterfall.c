@@ -289,7 +289,9 @@ static void print_node(const struct fl_timeline_node *node, FILE *stream)
         fprintf(stream, "  it slept %.1f s since it joined\n", node->slept_ms / 1e3);
     }
     if (node->spans_lost > 0) {
-        fprintf(stream, "  %" PRIu64 " spans were overwritten before they could be collected\n",
+        fprintf(stream,
+                "  %" PRIu64
+                " spans are missing: overwritten, over the limit, or of a clock nobody knows\n",
                 node->spans_lost);
     }
 }

@@ -375,6 +375,10 @@ def test_perfetto():
         check(result.returncode == 0 and result.stdout == b"" and path.encode() in result.stderr, result)
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
+        full = os.path.join(folder, "full")
+        os.symlink("/dev/full", full)
+        one_line(run(coordinator, "timeline", "--perfetto", full), 1, "No space left")
+        check(os.path.lexists(full), "what is no file of ours stays")
     rows = check_trace(trace)
     check(len(rows[0, 1]) == 3, "the chain is there", rows)
     check(sum(len(row) for row in rows.values()) == 9, rows)
