@@ -1,9 +1,11 @@
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "proto/client/answer.h"
 #include "proto/client/commands.h"
@@ -117,28 +119,65 @@ static void print_json(const struct fl_timeline *timeline)
 
 /* ---- command ---- */
 
+static fl_status cannot_write(const char *path, int error)
+{
+    return FL_FAIL(FL_IO, "--perfetto %s cannot be written: %s", path, strerror(error));
+}
+
+static fl_status write_stream(const struct fl_timeline *timeline, const char *path, FILE *file)
+{
+    trace_file_write(timeline, file);
+    const bool failed = ferror(file) != 0;
+    const int error = errno;
+    if (fclose(file) != 0 || failed) {
+        return cannot_write(path, failed ? error : errno);
+    }
+    return FL_OK;
+}
+
+/* A file appears whole or not at all, and what had its name stays until then. */
+static fl_status write_file(const struct fl_timeline *timeline, const char *path)
+{
+    char part[PATH_MAX];
+    const int size = snprintf(part, sizeof(part), "%s.XXXXXX", path);
+    if (size < 0 || (size_t)size >= sizeof(part)) {
+        return cannot_write(path, ENAMETOOLONG);
+    }
+    const int fd = mkstemp(part);
+    if (fd < 0) {
+        return cannot_write(path, errno);
+    }
+    const mode_t mask = umask(0);
+    umask(mask);
+    FILE *file = fdopen(fd, "w");
+    if (file == NULL || fchmod(fd, 0666 & ~mask) != 0) {
+        const int error = errno;
+        close(fd);
+        remove(part);
+        return cannot_write(path, error);
+    }
+    fl_status status = write_stream(timeline, path, file);
+    if (status == FL_OK && rename(part, path) != 0) {
+        status = cannot_write(path, errno);
+    }
+    if (status != FL_OK) {
+        remove(part);
+    }
+    return status;
+}
+
 static fl_status write_trace(const struct fl_timeline *timeline, const char *path)
 {
+    struct stat info;
     if (strcmp(path, "-") == 0) {
         trace_file_write(timeline, stdout);
         return FL_OK;
     }
-    FILE *file = fopen(path, "w");
-    if (file == NULL) {
-        return FL_FAIL(FL_IO, "--perfetto %s cannot be written: %s", path, strerror(errno));
+    if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) {
+        return write_file(timeline, path);
     }
-    struct stat info;
-    const bool is_plain = fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
-    trace_file_write(timeline, file);
-    const bool failed = ferror(file) != 0;
-    if (fclose(file) != 0 || failed) {
-        const int error = errno;
-        if (is_plain) {   /* a device or a pipe is not ours to remove */
-            remove(path); /* half a trace helps nobody */
-        }
-        return FL_FAIL(FL_IO, "--perfetto %s cannot be written: %s", path, strerror(error));
-    }
-    return FL_OK;
+    FILE *file = fopen(path, "w"); /* a pipe or a device: it stays what it is */
+    return file != NULL ? write_stream(timeline, path, file) : cannot_write(path, errno);
 }
 
 static fl_status show(const struct timeline_options *o, const struct fl_timeline *timeline)
@@ -206,6 +245,7 @@ int command_timeline(int argc, char **argv)
 {
     struct timeline_options o = {0};
     const struct option options[] = {
+        {OPTION_HEADING, "Trace", NULL, NULL, NULL, 0, 0},
         {OPTION_TEXT, "--perfetto", "FILE",
          "write a trace that ui.perfetto.dev opens (-: standard output)", &o.perfetto, 0, 0},
         EXCHANGE_OPTIONS(&o.exchange),

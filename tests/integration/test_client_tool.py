@@ -2,6 +2,7 @@
 """The firstlight tool against a scripted coordinator: output, exit status, Ctrl-C, errors."""
 import json
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -19,10 +20,10 @@ pb = client_protocol()
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("FIRSTLIGHT_")}
 
 
-def run(coordinator, *words, stdin=b"", env=None):
+def run(coordinator, *words, stdin=b"", env=None, **more):
     address = ["--addr", coordinator.address] if coordinator else []
     return subprocess.run([TOOL, *words, *address], input=stdin, capture_output=True,
-                          timeout=60, env={**ENV, **(env or {})})
+                          timeout=60, env={**ENV, **(env or {})}, **more)
 
 
 def check(condition, *shown):
@@ -387,6 +388,28 @@ def test_perfetto():
     check(run(coordinator, "timeline", "--perfetto", "-").stdout.startswith(b"{"), "standard output")
 
 
+def test_full_disk():
+    """A trace that cannot be written costs one sentence: no half of it, and what was there stays."""
+    coordinator = FakeCoordinator(pb, lambda connection, request: connection.event(request, timeline=timeline()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("of yesterday")
+
+        def little_space():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+        one_line(run(coordinator, "timeline", "--perfetto", path, preexec_fn=little_space), 1, path, "too large")
+        check(os.listdir(folder) == ["trace.json"], os.listdir(folder))
+        with open(path, encoding="ascii") as file:
+            check(file.read() == "of yesterday", "the file of yesterday is gone")
+        if os.geteuid() == 0:
+            full = os.path.join(folder, "full")
+            os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+            one_line(run(coordinator, "timeline", "--perfetto", full), 1, full, "No space left")
+            check(stat.S_ISCHR(os.stat(full).st_mode), "the device is gone")
+
+
 def test_chat():
     def script(connection, request):
         said = request.generate.messages[-1].content
@@ -431,4 +454,4 @@ def test_keygen():
 threading.excepthook = lambda args: None  # a client that goes away is part of the cases
 pool.main([test_generate_json, test_generate_text, test_generate_request, test_errors, test_usage,
            test_bad_servers, test_cancel, test_tokenize, test_queries,
-           test_timeline, test_perfetto, test_chat, test_keygen])
+           test_timeline, test_perfetto, test_full_disk, test_chat, test_keygen])
