@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""What people launch with: cluster/local, and wrong usage of the scripts beside it."""
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import pool as cluster
+
+LOCAL = os.path.join(cluster.ROOT, "cluster", "local")
+# Says its place, counts interrupts as a chat would, and asks the cluster for its nodes afterwards.
+PATIENT = """
+import json, os, signal, subprocess, sys
+signal.signal(signal.SIGINT, lambda number, frame: print("interrupted", flush=True))
+print(os.environ["FIRSTLIGHT_PIDS"], flush=True)
+print("read", input(), flush=True)
+nodes = json.loads(subprocess.run(["firstlight", "status", "--json"], stdout=subprocess.PIPE, check=True).stdout)["nodes"]
+print("nodes", len(nodes), flush=True)
+sys.exit(7)
+"""
+
+
+def environment(folder):
+    return {**os.environ, "TMPDIR": folder, "FIRSTLIGHT_BUILD": cluster.BUILD}
+
+
+def local(folder, *arguments, **more):
+    return subprocess.run([LOCAL, "--models", folder, *arguments], env=environment(folder), capture_output=True, text=True,
+                          timeout=120, check=False, **more)
+
+
+def ended(pids):
+    return all(not os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def the_status_is_the_commands_and_nothing_is_left():
+    with tempfile.TemporaryDirectory() as folder:
+        done = local(folder, "--nodes", "2", "--", "sh", "-c", "read line; echo $FIRSTLIGHT_PIDS $line; exit 7", input="here\n")
+        *pids, line = done.stdout.split()
+        assert (done.returncode, line, len(pids)) == (7, "here", 3), done
+        assert ended(pids) and os.listdir(folder) == [], os.listdir(folder)
+        done = local(folder, "--", "no-such-command")
+        assert done.returncode == 127 and "no-such-command" in done.stderr, done
+
+
+def the_interrupt_key_is_the_commands_to_answer():
+    with tempfile.TemporaryDirectory() as folder:
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(LOCAL, [LOCAL, "--models", folder, "--nodes", "2", "--", sys.executable, "-c", PATIENT], environment(folder))
+        with os.fdopen(terminal, "r+b", buffering=0) as screen:
+            shown = b""
+
+            def until(word):
+                nonlocal shown
+                while word not in shown:
+                    shown += screen.read(4096)
+            until(b"\n")
+            pids = shown.split()
+            screen.write(b"\x03")
+            until(b"interrupted")
+            screen.write(b"on\n")
+            until(b"nodes 2")
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, shown
+        assert len(pids) == 3 and ended(int(pid) for pid in pids) and os.listdir(folder) == [], shown
+
+
+def a_signal_to_the_script_alone_ends_all():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with tempfile.TemporaryDirectory() as folder:
+            with subprocess.Popen([LOCAL, "--models", folder, "--", "sh", "-c", "echo $FIRSTLIGHT_PIDS $$; exec sleep 100"],
+                                  env=environment(folder), stdout=subprocess.PIPE, text=True) as process:
+                pids = process.stdout.readline().split()
+                started = time.monotonic()
+                process.send_signal(number)
+                assert process.wait(60) == 128 + number and time.monotonic() - started < 30
+            assert len(pids) == 3 and ended(pids) and os.listdir(folder) == [], os.listdir(folder)
+
+
+def wrong_usage_costs_one_sentence():
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "file")
+        with open(file, "w", encoding="ascii"):
+            pass
+        for script, arguments, status, word in (
+                ("cluster/local", ["--nodes", "0", "--", "true"], 2, "1 to 99"), ("cluster/local", [], 2, "no COMMAND"),
+                ("cluster/local", ["--nodes"], 2, "--nodes"), ("cluster/local", ["--speed", "9", "--", "true"], 2, "--speed"),
+                ("cluster/local", ["--models", "/nowhere", "--", "true"], 2, "/nowhere"),
+                ("cluster/quickstart", ["--speed"], 2, "--speed"), ("cluster/quickstart", ["two", "words"], 2, "in quotes"),
+                ("cluster/models", ["gpt"], 2, "gpt"), ("cluster/packages", ["all"], 2, "all"),
+                ("tests/run", ["--fast"], 2, "--fast"), ("tests/run", ["a", "b"], 2, "one pattern"),
+                ("cluster/lab/agent", ["nowhere", "true"], 1, "nowhere")):
+            done = subprocess.run([os.path.join(cluster.ROOT, script), *arguments], env=environment(folder), timeout=60,
+                                  capture_output=True, text=True, check=False)
+            assert done.returncode == status and done.stderr.count("\n") == 1 and word in done.stderr, (script, done)
+        done = local(folder, "--logs", os.path.join(file, "logs"), "--", "true")
+        assert done.returncode == 2 and "--logs" in done.stderr, done
+        assert os.listdir(folder) == ["file"], os.listdir(folder)
+
+
+if __name__ == "__main__":
+    cluster.main([wrong_usage_costs_one_sentence, the_status_is_the_commands_and_nothing_is_left,
+                  the_interrupt_key_is_the_commands_to_answer, a_signal_to_the_script_alone_ends_all])
