@@ -74,7 +74,7 @@ def throttleable(folder):
     family = kind.split(".")[0]
     if family in NO_DISK:
         raise LabError(f"{folder} lies on {kind}, {NO_DISK[family]}: its reads cannot be throttled; "
-                       " a folder on ext4 or xfs, named as \"folder\", would be right")
+                       "a folder on ext4 or xfs, named as \"folder\", would be right")
     number, place = whole_disk(device_number(folder, mount))
     if not os.path.isdir(os.path.join(place, "queue")):
         raise LabError(f"{folder} lies on device {number}, which is no disk whose reads can be throttled; "

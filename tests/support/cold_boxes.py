@@ -212,6 +212,9 @@ class LabBoxes(PlainBoxes):
         path = os.path.join(self.scratch, "lab.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"folder": LAB_FOLDER, "hosts": [{"name": name} for name in self.all_names]}, file)
+        if State().read() is not None:  # somebody else's: an interrupt must not take it down
+            shutil.rmtree(self.scratch)
+            raise Refused("a lab is up already; one at a time: 'cluster/lab/lab down' first")
         try:
             lab("up", path)
         except Refused:

@@ -274,8 +274,19 @@ def tokens_text(tokens):
     return ",".join(map(str, tokens))
 
 
+def interrupted(number, _):
+    raise KeyboardInterrupt(number)
+
+
+def clean_up_on_signals():
+    """Whoever ends this program means its processes, too: every block that has started some is left."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+
+
 def main(cases):
     """Run the cases, or those whose name contains the first argument; exit as tests/harness.h does."""
+    clean_up_on_signals()
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     passed = failed = skipped = 0
     for case in cases:
