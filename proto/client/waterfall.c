@@ -220,11 +220,7 @@ static void print_phases(const struct fl_timeline *timeline, FILE *stream)
         if (phase->bytes > 0) {
             fl_size_text_format(phase->bytes, size);
         }
-        /* Memory is taken, not moved: a rate would mean nothing. */
-        const enum fl_phase kind = phase_of(phase->phase);
-        const bool moved = kind != FL_PHASE_MEMORY && kind != FL_PHASE_KV;
-        print_rate(moved ? phase->bytes : 0, phase->exposed_ms + phase->hidden_ms, rate,
-                   sizeof(rate));
+        print_rate(phase->bytes, phase->exposed_ms + phase->hidden_ms, rate, sizeof(rate));
         put_line(stream, "%-12s %12.3f %6.1f %% %12.3f %12s %14s",
                  plain_text(phase->phase, name, sizeof(name)), phase->exposed_ms,
                  timeline->ttft_ms > 0 ? 100 * phase->exposed_ms / timeline->ttft_ms : 0,
