@@ -340,7 +340,7 @@ fl_status timeline_find(const struct timeline_table *table, uint64_t id,
     return FL_FAIL(FL_NOT_FOUND,
                    "no timeline has the id %" PRIu64 ": the last %" PRIu32
                    " are kept, with ids from %" PRIu64 " to %" PRIu64
-                   "; 'done' tells a request's id, and without one the latest is shown",
+                   "; an answer's last line tells its id, and without one the latest is shown",
                    id, table->kept_count, first, last);
 }
 

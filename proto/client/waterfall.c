@@ -200,11 +200,14 @@ static void print_legend(const struct fl_timeline *timeline, FILE *stream)
 
 /* ---- the tables ---- */
 
-static void print_rate(uint64_t bytes, double ms, char *out, size_t size)
+/* Of bytes that moved: memory that is taken has a size, and no rate. */
+static void print_rate(const struct fl_phase_summary *summary, char *out, size_t size)
 {
+    const enum fl_phase phase = phase_of(summary->phase);
+    const double ms = summary->exposed_ms + summary->hidden_ms;
     out[0] = '\0';
-    if (bytes > 0 && ms > 0) {
-        snprintf(out, size, "%.1f MB/s", (double)bytes / ms / 1e3);
+    if (summary->bytes > 0 && ms > 0 && phase != FL_PHASE_MEMORY && phase != FL_PHASE_KV) {
+        snprintf(out, size, "%.1f MB/s", (double)summary->bytes / ms / 1e3);
     }
 }
 
@@ -220,7 +223,7 @@ static void print_phases(const struct fl_timeline *timeline, FILE *stream)
         if (phase->bytes > 0) {
             fl_size_text_format(phase->bytes, size);
         }
-        print_rate(phase->bytes, phase->exposed_ms + phase->hidden_ms, rate, sizeof(rate));
+        print_rate(phase, rate, sizeof(rate));
         put_line(stream, "%-12s %12.3f %6.1f %% %12.3f %12s %14s",
                  plain_text(phase->phase, name, sizeof(name)), phase->exposed_ms,
                  timeline->ttft_ms > 0 ? 100 * phase->exposed_ms / timeline->ttft_ms : 0,

@@ -236,6 +236,12 @@ def wrong_usage_and_missing_things_get_a_sentence():
         for arguments in ([], ["fly"], ["up"], ["up", "a", "b"], ["exec", "box1", "true"], ["exec", "box1", "--"], ["down", "x"],
                           ["set", "box1"], ["status", "--yaml"], ["put", "box1"]):
             lab.refused("see 'lab --help'", *arguments, status=2)
+        lab.refused("'lab exec HOST -- COMMAND' would be right", "exec", "box1", "--", status=2)
+        lab.refused("'lab up FILE.json' would be right", "up", status=2)
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run([sys.executable, LAB, "status", "--json"], env={**lab.env, "PYTHONUNBUFFERED": ""}, stdout=full,
+                                  stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 1 and done.stderr == "lab: standard output: No space left on device\n", done
         for arguments in (["exec", "box1", "--", "true"], ["cold"], ["set", "box1", "disk=1MB/s"], ["put", "box1", "/etc/hosts"],
                           ["status"]):
             lab.refused("no lab is up", *arguments)

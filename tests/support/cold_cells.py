@@ -99,6 +99,9 @@ def model_path(subject):
     """The model's file; the random one is written when it is missing."""
     path = os.path.join(pool.MODELS, subject.name + ".gguf")
     if subject is RANDOM and not os.path.exists(path):
+        if not os.access(pool.program("mkmodel"), os.X_OK):
+            raise FileNotFoundError(f"'mkmodel' is not built in {pool.BUILD}; run: cmake --preset release && cmake --build "
+                                    "--preset release")
         os.makedirs(pool.MODELS, exist_ok=True)
         subprocess.run([pool.program("mkmodel"), "--seed", "1", "--out", path], check=True)
     if not os.path.exists(path):
