@@ -32,6 +32,10 @@ class Refused(Exception):
     """A result that would not mean what its cell says."""
 
 
+class NoLab(Refused):
+    """This machine cannot have a lab."""
+
+
 def probe_result(process, what):
     out, err = process.communicate(timeout=120)
     if process.returncode != 0:
@@ -190,7 +194,8 @@ def lab(*arguments):
     except OSError as why:
         raise Refused(f"the lab cannot be started: {LAB}: {why.strerror}") from None
     if done.returncode != 0:
-        raise Refused((done.stderr.strip() or f"lab {arguments[0]} failed").splitlines()[-1])
+        kind = NoLab if done.returncode == 77 else Refused
+        raise kind((done.stderr.strip() or f"lab {arguments[0]} failed").splitlines()[-1])
     return done.stdout
 
 
