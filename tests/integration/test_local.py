@@ -81,6 +81,19 @@ def a_signal_to_the_script_alone_ends_all():
             assert len(pids) == 3 and ended(pids) and os.listdir(folder) == [], os.listdir(folder)
 
 
+def an_interrupted_model_leaves_no_half():
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        out = os.path.join(folder, "model.gguf")
+        with subprocess.Popen([cluster.program("mkmodel"), "--out", out], stderr=subprocess.PIPE, text=True) as process:
+            cluster.wait_until(lambda: process.poll() is not None or os.path.exists(out + ".part"), 30, "mkmodel writes")
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.read()
+        if process.returncode != 130 and "free" in said:
+            raise cluster.Skip(f"no room for a model: {said.strip()}")
+        assert process.returncode == 130 and "interrupted" in said, (process.returncode, said)
+        assert os.listdir(folder) == [], os.listdir(folder)
+
+
 def wrong_usage_costs_one_sentence():
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "file")
@@ -104,4 +117,4 @@ def wrong_usage_costs_one_sentence():
 
 if __name__ == "__main__":
     cluster.main([wrong_usage_costs_one_sentence, the_status_is_the_commands_and_nothing_is_left,
-                  the_interrupt_key_is_the_commands_to_answer, a_signal_to_the_script_alone_ends_all])
+                  an_interrupted_model_leaves_no_half, the_interrupt_key_is_the_commands_to_answer, a_signal_to_the_script_alone_ends_all])

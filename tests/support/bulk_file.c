@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,8 +82,18 @@ fl_status bulk_file_open(const char *path, uint64_t size, struct bulk_file **out
     return FL_OK;
 }
 
+static bool is_interrupted(void)
+{
+    sigset_t pending;
+    return sigpending(&pending) == 0 &&
+           (sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1);
+}
+
 static fl_status flush(struct bulk_file *file)
 {
+    if (is_interrupted()) {
+        return FL_FAIL(FL_CANCELLED, "%s: interrupted, nothing of it is left", file->path);
+    }
     for (size_t at = 0; at < file->filled;) {
         const size_t left = file->filled - at;
         if (file->direct && (at % DIRECT_ALIGNMENT != 0 || left % DIRECT_ALIGNMENT != 0)) {

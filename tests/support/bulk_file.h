@@ -3,7 +3,8 @@
  * Bytes gather in a slab and go out in whole slabs.  A large file is written
  * with O_DIRECT where the file system allows it: it does not wait for the page
  * cache to be cleaned, and leaves nothing in it.  Until commit() the file has
- * another name, so that nobody meets half of it.
+ * another name, so that nobody meets half of it; in a program that holds SIGINT
+ * and SIGTERM back, such a signal is an error, FL_CANCELLED, and not a half left.
  *
  * Thread:  owner.
  * Memory:  open() allocates one slab; commit() and discard() free it.

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "proto/base/log.h"
+#include "proto/base/stop_signal.h"
 #include "tests/support/model_writer.h"
 
 static const char usage[] =
@@ -277,5 +278,7 @@ int main(int argc, char **argv)
     if (complete(&request) != 0) {
         return 2;
     }
-    return model_write(spec, request.out) == FL_OK ? 0 : 1;
+    fl_stop_signal_block();
+    const fl_status status = model_write(spec, request.out);
+    return status == FL_OK ? 0 : status == FL_CANCELLED ? 130 : 1;
 }
