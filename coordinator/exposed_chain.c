@@ -392,6 +392,12 @@ static struct step step_own(struct walk *walk, struct step at)
             emit_span(walk, &own[i], EXPOSED_CHAIN_COORDINATOR);
         }
     }
+    /* Of two requests that waited for one model, the first is told first and has it planned. */
+    for (uint32_t i = walk->config->own_count; down(walk, &i);) {
+        if (own[i].phase == FL_PHASE_OPEN) {
+            emit(walk, FL_PHASE_OPEN, EXPOSED_CHAIN_COORDINATOR, FL_CAUSE_NONE, own[i].start_ns, 0);
+        }
+    }
     emit_gap(walk, EXPOSED_CHAIN_COORDINATOR, walk->config->begin_ns);
     return (struct step){.kind = STEP_END};
 }
@@ -580,6 +586,73 @@ static struct step step_embedding(struct walk *walk, struct step at, const struc
     return input_step(at, &needs);
 }
 
+/* The loader's reading of the rows that were there at `ready_ns`. */
+static bool find_rows(struct walk *walk, uint32_t stage, uint64_t ready_ns, uint32_t *out)
+{
+    const struct fl_span *spans = walk->config->stages[stage].spans;
+    for (uint32_t i = walk->config->stages[stage].span_count; down(walk, &i);) {
+        if (spans[i].end_ns < ready_ns) {
+            return false;
+        }
+        if (spans[i].end_ns == ready_ns && spans[i].lane == FL_LANE_LOADER &&
+            spans[i].phase == FL_PHASE_EMBED) {
+            *out = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a task of the request's own runs waited for these rows. */
+static bool is_own_rows(struct walk *walk, uint32_t stage, uint64_t ready_ns)
+{
+    const struct fl_span *spans = walk->config->stages[stage].spans;
+    for (uint32_t i = walk->config->stages[stage].span_count; down(walk, &i);) {
+        if (is_task(&spans[i]) && spans[i].phase == FL_PHASE_EMBED &&
+            spans[i].cause_ns == ready_ns) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The loader takes up rows between two chunks of a piece, run after run: from when it did, `rows`,
+ * back to when the run was formed. */
+static void emit_loader_busy(struct walk *walk, uint32_t stage, uint32_t rows, uint64_t formed_ns)
+{
+    const struct fl_span *spans = walk->config->stages[stage].spans;
+    const uint64_t taken_ns = spans[rows].start_ns;
+    bool loading = false;
+    bool before = false;
+    bool others = false;
+    for (uint32_t i = walk->config->stages[stage].span_count;
+         down(walk, &i) && spans[i].end_ns > formed_ns;) {
+        loading = loading || (is_loading(&spans[i]) && spans[i].start_ns < taken_ns);
+        if (spans[i].lane == FL_LANE_LOADER && spans[i].phase == FL_PHASE_EMBED &&
+            spans[i].end_ns <= taken_ns) {
+            before = true;
+            others = others || !is_own_rows(walk, stage, spans[i].end_ns);
+        }
+    }
+    if (others) {
+        emit(walk, FL_PHASE_QUEUE, stage, FL_CAUSE_BUSY, formed_ns, 0);
+    } else if (before || loading) {
+        emit(walk, before ? FL_PHASE_EMBED : FL_PHASE_READ, stage, FL_CAUSE_NONE, formed_ns, 0);
+    }
+}
+
+static struct step step_rows(struct walk *walk, struct step at, const struct fl_span *task,
+                             uint32_t rows)
+{
+    const struct fl_span *spans = walk->config->stages[at.stage].spans;
+    emit_span(walk, &spans[rows], at.stage);
+    const struct needs needs = find_needs(walk, at.stage, task);
+    if (needs.has_join) {
+        emit_loader_busy(walk, at.stage, rows, spans[needs.join].end_ns);
+    }
+    return input_step(at, &needs);
+}
+
 static struct step step_task(struct walk *walk, struct step at)
 {
     const struct fl_span *span = &walk->config->stages[at.stage].spans[at.index];
@@ -591,6 +664,11 @@ static struct step step_task(struct walk *walk, struct step at)
     }
     if (cause == FL_CAUSE_BUSY) {
         return step_busy(walk, at, span);
+    }
+    uint32_t rows = 0;
+    if (cause == FL_CAUSE_INPUT && span->phase == FL_PHASE_EMBED &&
+        find_rows(walk, at.stage, span->cause_ns, &rows)) {
+        return step_rows(walk, at, span, rows);
     }
     if (cause == FL_CAUSE_WEIGHTS && span->phase == FL_PHASE_EMBED) {
         return step_embedding(walk, at, span);
@@ -630,6 +708,18 @@ static enum arrival find_arrival(struct walk *walk, uint32_t stage, uint32_t row
     return ARRIVAL_ADMIT;
 }
 
+/* Tasks of other requests are not told, but that there was one after `since_ns`: then the run had
+ * to wait for theirs. */
+static void emit_others(struct walk *walk, uint32_t stage, const struct fl_span *join,
+                        uint64_t since_ns)
+{
+    if (join->cause == FL_CAUSE_BUSY && join->start_ns > since_ns &&
+        walk->config->stages[stage].whole) {
+        emit_gap(walk, stage, join->start_ns);
+        emit(walk, FL_PHASE_QUEUE, stage, FL_CAUSE_BUSY, since_ns, 0);
+    }
+}
+
 /* A run was formed: when its rows had come, or when the thread had time for them. */
 static struct step step_join(struct walk *walk, struct step at)
 {
@@ -643,6 +733,7 @@ static struct step step_join(struct walk *walk, struct step at)
     for (uint32_t i = at.index; down(walk, &i) && spans[i].end_ns > rows_ns;) {
         const bool opening = is_opening(&spans[i]);
         if ((opening || is_task(&spans[i])) && is_own(walk, at.stage, i)) {
+            emit_others(walk, at.stage, join, spans[i].end_ns);
             at.kind = opening ? STEP_OPENED : STEP_TASK;
             at.index = i;
             return at;
@@ -652,6 +743,7 @@ static struct step step_join(struct walk *walk, struct step at)
             break;
         }
     }
+    emit_others(walk, at.stage, join, rows_ns);
     emit_gap(walk, at.stage, rows_ns);
     switch (arrival) {
     case ARRIVAL_ROWS: return step_to(STEP_SENT, at.stage - 1, row);

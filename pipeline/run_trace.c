@@ -35,8 +35,9 @@ void run_trace_join(struct run_trace *trace, const struct run_times *run, uint64
         return;
     }
     const uint64_t now = run_trace_now(trace);
+    const bool was_busy = trace->busy_ns > ready_ns && ready_ns != 0;
     const struct fl_span span = {
-        .start_ns = now,
+        .start_ns = was_busy ? trace->busy_ns : now,
         .end_ns = now,
         .plan_id = run->plan_id,
         .request_id = request_id,
@@ -46,7 +47,9 @@ void run_trace_join(struct run_trace *trace, const struct run_times *run, uint64
         .position = position,
         .rows = rows,
         .phase = FL_PHASE_JOIN,
-        .cause = ready_ns != 0 ? FL_CAUSE_INPUT : FL_CAUSE_NONE,
+        .cause = ready_ns == 0 ? FL_CAUSE_NONE
+                 : was_busy    ? FL_CAUSE_BUSY
+                               : FL_CAUSE_INPUT,
     };
     fl_span_ring_put(trace->spans, &span);
 }

@@ -45,7 +45,8 @@ enum fl_phase {
     FL_PHASE_REPACK,  /* loader: into the kernels' layout */
     FL_PHASE_COPY,    /* loader: to the device */
     FL_PHASE_EMBED,   /* rows of the embedding: loader reads them, compute looks them up */
-    FL_PHASE_JOIN,    /* compute: a request's rows joined a run; cause_ns: when they were there */
+    FL_PHASE_JOIN,    /* compute: a request's rows joined a run; cause_ns: when they were there, */
+                      /* BUSY: the thread ended another task since, last at its start */
     FL_PHASE_PREFILL, /* compute: a task of a run that holds prompt rows */
     FL_PHASE_HEAD,    /* compute: the output head of such a run, sampling left out */
     FL_PHASE_SAMPLE,  /* compute: tokens are chosen */

@@ -464,6 +464,55 @@ static void rows_of_the_embedding_are_waited_for(void)
            "return@c 60-61");
 }
 
+/* As nodes record it: rows that the loader read are a run's input. */
+static void rows_of_the_embedding_wait_for_the_loader(void)
+{
+    begin(1, 0, 60, 61);
+    put_start();
+    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
+    put_piece(0, 0, 9, 70, 0, 10); /* it is in the middle of this one */
+    (void)put(0, FL_LANE_LOADER, FL_PHASE_EMBED, 30, 40);
+    (void)put_task(0, FL_PHASE_EMBED, 1, 0, FL_CAUSE_INPUT, 40, 41, 42);
+    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 42, 42, 50);
+    (void)put_send(0, PROMPT, 1, 50, 51);
+    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, read@0 9-30, "
+           "embed@0 30-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50, send@0 50-60, "
+           "return@c 60-61");
+    /* It read the rows of another request's run before. */
+    (void)put(0, FL_LANE_LOADER, FL_PHASE_EMBED, 20, 25);
+    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
+           "queue@0 for busy 9-30, embed@0 30-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50, "
+           "send@0 50-60, return@c 60-61");
+}
+
+/* The second of two requests that wait for a model hears of it when it is planned already. */
+static void a_model_that_another_request_opened_is_waited_for(void)
+{
+    begin(1, 0, 60, 61);
+    put_start();
+    for (uint32_t i = 0; i < config.own_count; i++) {
+        own[i].end_ns += own[i].phase == FL_PHASE_OPEN ? 4 * MS : 0;
+    }
+    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
+    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 9, 9, 50);
+    (void)put_send(0, PROMPT, 1, 50, 51);
+    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
+           "prefill@0 9-50, send@0 50-60, return@c 60-61");
+}
+
+/* Tasks of other requests are not told: only that there were some. */
+static void rows_that_no_run_had_room_for_are_a_queue(void)
+{
+    begin(1, 0, 60, 61);
+    put_start();
+    put_join(0, 7, REQUEST, 0, PROMPT, 9, 30);
+    stages[0].spans[stages[0].span_count - 1].cause = FL_CAUSE_BUSY;
+    (void)put_task(0, FL_PHASE_PREFILL, 7, 1, FL_CAUSE_INPUT, 30, 30, 50);
+    (void)put_send(0, PROMPT, 1, 50, 51);
+    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
+           "queue@0 for busy 9-30, prefill@0 30-50, send@0 50-60, return@c 60-61");
+}
+
 static void a_stage_that_says_nothing_is_unknown(void)
 {
     put_three();
@@ -664,6 +713,12 @@ static const struct test_case cases[] = {
     {"exposed_chain: a send that waited for credit leads to the receiver",
      a_send_that_waited_for_credit},
     {"exposed_chain: rows of the embedding are waited for", rows_of_the_embedding_are_waited_for},
+    {"exposed_chain: rows of the embedding wait for the loader",
+     rows_of_the_embedding_wait_for_the_loader},
+    {"exposed_chain: a model that another request opened is waited for",
+     a_model_that_another_request_opened_is_waited_for},
+    {"exposed_chain: rows that no run had room for are a queue",
+     rows_that_no_run_had_room_for_are_a_queue},
     {"exposed_chain: a stage that says nothing is unknown, the others are not",
      a_stage_that_says_nothing_is_unknown},
     {"exposed_chain: spans that were lost are unknown", spans_that_were_lost_are_unknown},

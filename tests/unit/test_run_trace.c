@@ -63,6 +63,29 @@ static void close_chain(void)
     temp_folder_remove(&folder);
 }
 
+static void rows_say_whether_the_thread_was_busy_when_they_came(void)
+{
+    struct run_trace trace = {.clock = {.now_ns = tick}, .busy_ns = 50};
+    const struct run_times run = {.plan_id = 1, .number = 1};
+    struct fl_span span;
+    uint64_t cursor = 0;
+    uint64_t lost = 0;
+    ticks = 99;
+    CHECK_EQ(fl_span_ring_open(FL_LANE_COMPUTE, 16, &trace.spans), FL_OK);
+    run_trace_join(&trace, &run, 7, 0, 4, 40); /* there at 40, and a task ended at 50 */
+    CHECK(fl_span_ring_read(trace.spans, &cursor, &lost, &span));
+    CHECK_EQ(span.cause, FL_CAUSE_BUSY);
+    CHECK(span.cause_ns == 40 && span.start_ns == 50 && span.end_ns == 100);
+    run_trace_join(&trace, &run, 7, 0, 4, 60);
+    CHECK(fl_span_ring_read(trace.spans, &cursor, &lost, &span));
+    CHECK_EQ(span.cause, FL_CAUSE_INPUT);
+    CHECK(span.cause_ns == 60 && span.start_ns == 101 && span.end_ns == 101);
+    run_trace_join(&trace, &run, 7, 0, 4, 0); /* nobody knows */
+    CHECK(fl_span_ring_read(trace.spans, &cursor, &lost, &span));
+    CHECK_EQ(span.cause, FL_CAUSE_NONE);
+    fl_span_ring_close(trace.spans);
+}
+
 static struct stage_chain_request request_of(uint32_t prompt_count, uint32_t max_tokens)
 {
     static uint64_t sequence_id;
@@ -337,6 +360,8 @@ static void a_trace_changes_no_token(void)
 }
 
 static const struct test_case cases[] = {
+    {"run_trace: rows say whether the thread was busy when they came",
+     rows_say_whether_the_thread_was_busy_when_they_came},
     {"run_trace: a plan's opening is memory, then KV cache", opening_is_memory_then_kv},
     {"run_trace: weights that come last are the cause", weights_that_come_last_are_the_cause},
     {"run_trace: an input that comes last is the cause, back to the rows' arrival",
