@@ -155,7 +155,8 @@ static void note_resident(const struct loader_job *job)
     uint64_t bytes = 0;
     const bool known = piece_stream_resident(job->stream, &bytes);
     atomic_store_explicit(&job->plan->resident_before, bytes, memory_order_relaxed);
-    atomic_store_explicit(&job->plan->resident_unknown, known ? 0 : 1, memory_order_relaxed);
+    atomic_store_explicit(&job->plan->resident_unknown, known && !job->after_unknown ? 0 : 1,
+                          memory_order_relaxed);
 }
 
 static fl_status job_begin(struct loader *loader, struct loader_job *job)
@@ -222,9 +223,12 @@ static void put_staged(struct loader *loader, struct loader_job *job, uint32_t i
     }
 }
 
-static void say_loaded(struct loader *loader, const struct loader_job *job)
+static void job_end(struct loader *loader, const struct loader_job *job)
 {
-    const struct node_plan *plan = job->plan;
+    struct node_plan *plan = job->plan;
+    if (loader->config.meter != NULL) {
+        atomic_store_explicit(&plan->mhz_after, loader->config.meter->mhz(), memory_order_relaxed);
+    }
     const double ms =
         (double)(fl_clock_now(&loader->config.clock) - job->begin_ns) / (double)FL_NS_PER_MS;
     fl_log(FL_LOG_INFO,
@@ -279,6 +283,28 @@ static void record_piece(struct loader *loader, struct loader_job *job,
     job->away_ns = 0;
 }
 
+/* One piece more is there: what the page cache holds of it, and what came from the medium so far.
+ * A first token may be out, and be asked where its time went, long before all is loaded. */
+static void note_after(struct loader *loader, struct loader_job *job)
+{
+    struct node_plan *plan = job->plan;
+    uint64_t bytes = 0;
+    job->after_unknown =
+        job->after_unknown || !piece_stream_resident_now(job->stream, job->after++, &bytes);
+    job->resident_after += bytes;
+    atomic_store_explicit(&plan->resident_after, job->resident_after, memory_order_relaxed);
+    if (job->after_unknown) {
+        atomic_store_explicit(&plan->resident_unknown, 1, memory_order_relaxed);
+    }
+    if (loader->config.meter != NULL) {
+        /* 0 when it cannot be told any more. */
+        const uint64_t medium = loader->config.meter->medium_bytes();
+        atomic_store_explicit(&plan->medium_bytes,
+                              medium > job->medium_bytes ? medium - job->medium_bytes : 0,
+                              memory_order_relaxed);
+    }
+}
+
 /* FL_END when everything is loaded. */
 static fl_status job_step(struct loader *loader, struct loader_job *job)
 {
@@ -304,35 +330,9 @@ static fl_status job_step(struct loader *loader, struct loader_job *job)
         weight_store_publish(job->weights, chunk.piece, now);
         add_progress(loader, job->plan,
                      fl_piece_size(&job->plan->plan.manifest.pieces[chunk.piece]), chunk.source);
+        note_after(loader, job);
     }
     return FL_OK;
-}
-
-/* All is loaded: look at the page cache once more, a piece a step.  FL_END when that is done. */
-static fl_status job_end(struct loader *loader, struct loader_job *job)
-{
-    if (!job->is_loaded) {
-        job->is_loaded = true;
-        say_loaded(loader, job);
-    }
-    uint64_t bytes = 0;
-    if (job->after < job->order_count && !job->after_unknown) {
-        job->after_unknown = !piece_stream_resident_now(job->stream, job->after++, &bytes);
-        job->resident_after += bytes;
-        return FL_OK;
-    }
-    struct node_plan *plan = job->plan;
-    atomic_store_explicit(&plan->resident_after, job->resident_after, memory_order_relaxed);
-    if (job->after_unknown) {
-        atomic_store_explicit(&plan->resident_unknown, 1, memory_order_relaxed);
-    }
-    if (loader->config.meter != NULL) {
-        atomic_store_explicit(&plan->medium_bytes,
-                              loader->config.meter->medium_bytes() - job->medium_bytes,
-                              memory_order_relaxed);
-        atomic_store_explicit(&plan->mhz_after, loader->config.meter->mhz(), memory_order_relaxed);
-    }
-    return FL_END;
 }
 
 /* Time that the loader spent on another plan, or on rows of this one, is not reading. */
@@ -406,12 +406,9 @@ fl_status loader_step(struct loader *loader)
         return loader->config.cache != NULL && shard_cache_commit(loader->config.cache) ? FL_OK
                                                                                         : FL_AGAIN;
     }
-    struct loader_job *job = loader->jobs[0];
-    fl_status status = job->is_loaded ? FL_END : job_step(loader, job);
+    const fl_status status = job_step(loader, loader->jobs[0]);
     if (status == FL_END) {
-        status = job_end(loader, job);
-    }
-    if (status == FL_END) {
+        job_end(loader, loader->jobs[0]);
         job_release(loader, 0, FL_CANCELLED);
         return FL_OK;
     }

@@ -70,11 +70,10 @@ struct loader_job {
     uint64_t piece_ns; /* when the current piece was, and of the time since: */
     uint64_t verify_ns;
     uint64_t repack_ns;
-    uint64_t away_ns;      /* spent on embedding rows and other plans */
-    uint64_t medium_bytes; /* of the process, at the beginning */
-    bool is_loaded;
-    uint32_t after; /* pieces whose residency was measured again, of order */
-    uint64_t resident_after;
+    uint64_t away_ns;        /* spent on embedding rows and other plans */
+    uint64_t medium_bytes;   /* of the process, at the beginning */
+    uint32_t after;          /* pieces that are there, of order, */
+    uint64_t resident_after; /* and their bytes in the page cache then */
     bool after_unknown;
 };
 

@@ -246,11 +246,11 @@ struct fl_start_record {
     uint64_t shard_bytes;
     bool residency_known;       /* whether the next two could be measured */
     uint64_t page_cache_before; /* bytes of the shard in the page cache when loading began, */
-    uint64_t page_cache_after;  /* and when it ended (0 until then) */
-    uint64_t medium_bytes; /* read from the medium between the two, as the kernel counts them */
-    bool direct;           /* reads went past the page cache */
-    uint32_t mhz_before;   /* CPU frequency, 0: not known */
-    uint32_t mhz_after;
+    uint64_t page_cache_after;  /* and of each piece that is there when it had just come */
+    uint64_t medium_bytes;      /* read from the medium until then, as the kernel counts them */
+    bool direct;                /* reads went past the page cache */
+    uint32_t mhz_before;        /* CPU frequency, 0: not known */
+    uint32_t mhz_after;         /* when all was there; 0 until then */
 };
 
 /* The answer to TRACE: messages of up to FL_SPANS_MAX spans, `last` in the last of them. */
