@@ -1,7 +1,6 @@
 #include "proto/client_message.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "proto/client.pb-c.h"
 
@@ -11,22 +10,12 @@
 #include "proto/timeline_message.h"
 
 enum {
-    WORD_SIZE_MAX = 64,       /* states, phases, instruction sets */
-    SENTENCE_SIZE_MAX = 4096, /* notes, causes, problems, errors */
     MODEL_COUNT_MAX = 4096,
     NODE_COUNT_MAX = 1024,
     LOADED_COUNT_MAX = 256,
 };
 
-/* Numbers beyond this are no measurement. */
-static const double QUANTITY_MAX = 1e16; /* microseconds of 2^63 ns, and more */
-
 /* ---- build: plain struct to generated struct ---- */
-
-static void borrow_string(const char *text, ProtobufCBinaryData *out)
-{
-    fl_field_borrow(text, text == NULL ? 0 : strlen(text), out);
-}
 
 static fl_status build_stages(const struct fl_stage_summary *stages, uint32_t count,
                               struct fl_arena *arena, Firstlight__Stage ***out)
@@ -35,7 +24,7 @@ static fl_status build_stages(const struct fl_stage_summary *stages, uint32_t co
     for (uint32_t i = 0; i < count; i++) {
         FL_FIELD_MAKE(arena, Firstlight__Stage, firstlight__stage, &(*out)[i]);
         Firstlight__Stage *stage = (*out)[i];
-        borrow_string(stages[i].node, &stage->node);
+        fl_field_borrow_text(stages[i].node, &stage->node);
         stage->first_layer = stages[i].first_layer;
         stage->last_layer = stages[i].last_layer;
         stage->shard_bytes = stages[i].shard_bytes;
@@ -99,10 +88,10 @@ static fl_status build_models(const struct fl_client_event *event, struct fl_are
     for (uint32_t i = 0; i < count; i++) {
         const struct fl_model_summary *model = &event->as.models.models[i];
         FL_FIELD_MAKE(arena, Firstlight__Model, firstlight__model, &(*out)->models[i]);
-        borrow_string(model->name, &(*out)->models[i]->name);
+        fl_field_borrow_text(model->name, &(*out)->models[i]->name);
         (*out)->models[i]->bytes = model->bytes;
-        borrow_string(model->architecture, &(*out)->models[i]->architecture);
-        borrow_string(model->problem, &(*out)->models[i]->problem);
+        fl_field_borrow_text(model->architecture, &(*out)->models[i]->architecture);
+        fl_field_borrow_text(model->problem, &(*out)->models[i]->problem);
         (*out)->models[i]->loaded = model->loaded;
     }
     return FL_OK;
@@ -112,11 +101,11 @@ static fl_status build_plan(const struct fl_client_event *event, struct fl_arena
                             Firstlight__Plan **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__Plan, firstlight__plan, out);
-    borrow_string(event->as.plan.model, &(*out)->model);
+    fl_field_borrow_text(event->as.plan.model, &(*out)->model);
     (*out)->total_bytes = event->as.plan.total_bytes;
     (*out)->context = event->as.plan.context;
     (*out)->kv_positions = event->as.plan.kv_positions;
-    borrow_string(event->as.plan.note, &(*out)->note);
+    fl_field_borrow_text(event->as.plan.note, &(*out)->note);
     (*out)->n_stages = event->as.plan.stage_count;
     return build_stages(event->as.plan.stages, event->as.plan.stage_count, arena, &(*out)->stages);
 }
@@ -129,10 +118,10 @@ static fl_status build_nodes(const struct fl_client_event *event, struct fl_aren
     for (size_t i = 0; i < out->n_nodes; i++) {
         const struct fl_node_summary *node = &event->as.status.nodes[i];
         FL_FIELD_MAKE(arena, Firstlight__Node, firstlight__node, &out->nodes[i]);
-        borrow_string(node->name, &out->nodes[i]->name);
-        borrow_string(node->state, &out->nodes[i]->state);
-        borrow_string(node->address, &out->nodes[i]->address);
-        borrow_string(node->isa, &out->nodes[i]->isa);
+        fl_field_borrow_text(node->name, &out->nodes[i]->name);
+        fl_field_borrow_text(node->state, &out->nodes[i]->state);
+        fl_field_borrow_text(node->address, &out->nodes[i]->address);
+        fl_field_borrow_text(node->isa, &out->nodes[i]->isa);
         out->nodes[i]->threads = node->threads;
         out->nodes[i]->memory_budget = node->memory_budget;
         out->nodes[i]->memory_used = node->memory_used;
@@ -150,8 +139,8 @@ static fl_status build_loaded(const struct fl_loaded_summary *loaded, struct fl_
 {
     FL_FIELD_MAKE(arena, Firstlight__LoadedModel, firstlight__loaded_model, out);
     Firstlight__LoadedModel *message = *out;
-    borrow_string(loaded->model, &message->model);
-    borrow_string(loaded->state, &message->state);
+    fl_field_borrow_text(loaded->model, &message->model);
+    fl_field_borrow_text(loaded->state, &message->state);
     message->context = loaded->context;
     message->kv_blocks_total = loaded->kv_blocks_total;
     message->kv_blocks_used = loaded->kv_blocks_used;
@@ -164,7 +153,7 @@ static fl_status build_loaded(const struct fl_loaded_summary *loaded, struct fl_
         const struct fl_plan_stage_summary *stage = &loaded->stages[i];
         FL_FIELD_MAKE(arena, Firstlight__LoadedStage, firstlight__loaded_stage,
                       &message->stages[i]);
-        borrow_string(stage->node, &message->stages[i]->node);
+        fl_field_borrow_text(stage->node, &message->stages[i]->node);
         message->stages[i]->first_layer = stage->first_layer;
         message->stages[i]->last_layer = stage->last_layer;
         message->stages[i]->pieces_done = stage->pieces_done;
@@ -179,7 +168,7 @@ static fl_status build_status(const struct fl_client_event *event, struct fl_are
                               Firstlight__Status **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__Status, firstlight__status, out);
-    borrow_string(event->as.status.version, &(*out)->version);
+    fl_field_borrow_text(event->as.status.version, &(*out)->version);
     (*out)->uptime_s = event->as.status.uptime_s;
     FL_TRY(build_nodes(event, arena, *out));
     const uint32_t count = event->as.status.loaded_count;
@@ -205,8 +194,8 @@ static fl_status build_small(const struct fl_client_event *event, struct fl_aren
     }
     if (event->kind == FL_EVENT_PROGRESS) {
         FL_FIELD_MAKE(arena, Firstlight__Progress, firstlight__progress, &out->progress);
-        borrow_string(event->as.progress.phase, &out->progress->phase);
-        borrow_string(event->as.progress.cause, &out->progress->cause);
+        fl_field_borrow_text(event->as.progress.phase, &out->progress->phase);
+        fl_field_borrow_text(event->as.progress.cause, &out->progress->cause);
         out->progress->bytes_done = event->as.progress.bytes_done;
         out->progress->bytes_total = event->as.progress.bytes_total;
         return FL_OK;
@@ -214,7 +203,7 @@ static fl_status build_small(const struct fl_client_event *event, struct fl_aren
     if (event->kind == FL_EVENT_ERROR) {
         FL_FIELD_MAKE(arena, Firstlight__Error, firstlight__error, &out->error);
         out->error->code = event->as.error.code;
-        borrow_string(event->as.error.text, &out->error->text);
+        fl_field_borrow_text(event->as.error.text, &out->error->text);
         out->error->retry_ms = event->as.error.retry_ms;
         return FL_OK;
     }
@@ -302,9 +291,9 @@ static fl_status take_admitted(const Firstlight__Admitted *message, struct fl_ar
 static fl_status take_progress(const Firstlight__Progress *message, struct fl_arena *arena,
                                struct fl_client_event *out)
 {
-    FL_TRY(fl_field_text(arena, "progress phase", &message->phase, WORD_SIZE_MAX,
+    FL_TRY(fl_field_text(arena, "progress phase", &message->phase, FL_FIELD_WORD_MAX,
                          &out->as.progress.phase));
-    FL_TRY(fl_field_text(arena, "progress cause", &message->cause, SENTENCE_SIZE_MAX,
+    FL_TRY(fl_field_text(arena, "progress cause", &message->cause, FL_FIELD_SENTENCE_MAX,
                          &out->as.progress.cause));
     FL_TRY(fl_field_range("progress bytes_done", message->bytes_done, 0, message->bytes_total));
     out->as.progress.bytes_done = message->bytes_done;
@@ -347,8 +336,8 @@ static fl_status take_done(const Firstlight__Done *message, struct fl_arena *are
     FL_TRY(
         fl_field_range("finish", (uint64_t)message->finish, FL_FINISH_NONE, FL_FINISH_CANCELLED));
     FL_TRY(take_class(message->response_class, &out->as.done.class_));
-    FL_TRY(fl_field_real("ttft_ms", message->ttft_ms, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("decode_tok_s", message->decode_tok_s, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_real("ttft_ms", message->ttft_ms, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("decode_tok_s", message->decode_tok_s, 0, FL_FIELD_QUANTITY_MAX));
     out->as.done.finish = (enum fl_finish)message->finish;
     out->as.done.prompt_tokens = message->prompt_tokens;
     out->as.done.cached_tokens = message->cached_tokens;
@@ -357,7 +346,7 @@ static fl_status take_done(const Firstlight__Done *message, struct fl_arena *are
     out->as.done.decode_tok_s = message->decode_tok_s;
     out->as.done.stage_count = (uint32_t)message->n_stages;
     FL_TRY(take_stages(message->stages, message->n_stages, arena, &out->as.done.stages));
-    FL_TRY(fl_field_real("predicted_ms", message->predicted_ms, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_real("predicted_ms", message->predicted_ms, 0, FL_FIELD_QUANTITY_MAX));
     out->as.done.timeline_id = message->timeline_id;
     out->as.done.predicted_ms = message->predicted_ms;
     out->as.done.phase_count = (uint32_t)message->n_phases;
@@ -372,7 +361,7 @@ static fl_status take_error(const Firstlight__Error *message, struct fl_arena *a
 {
     out->as.error.code = message->code;
     out->as.error.retry_ms = message->retry_ms;
-    return fl_field_text(arena, "error text", &message->text, SENTENCE_SIZE_MAX,
+    return fl_field_text(arena, "error text", &message->text, FL_FIELD_SENTENCE_MAX,
                          &out->as.error.text);
 }
 
@@ -386,10 +375,11 @@ static fl_status take_models(const Firstlight__Models *message, struct fl_arena 
     for (size_t i = 0; i < message->n_models; i++) {
         const Firstlight__Model *model = message->models[i];
         struct fl_model_summary *summary = &out->as.models.models[i];
-        FL_TRY(fl_field_text(arena, "model name", &model->name, SENTENCE_SIZE_MAX, &summary->name));
-        FL_TRY(fl_field_text(arena, "model architecture", &model->architecture, WORD_SIZE_MAX,
+        FL_TRY(fl_field_text(arena, "model name", &model->name, FL_FIELD_SENTENCE_MAX,
+                             &summary->name));
+        FL_TRY(fl_field_text(arena, "model architecture", &model->architecture, FL_FIELD_WORD_MAX,
                              &summary->architecture));
-        FL_TRY(fl_field_text(arena, "model problem", &model->problem, SENTENCE_SIZE_MAX,
+        FL_TRY(fl_field_text(arena, "model problem", &model->problem, FL_FIELD_SENTENCE_MAX,
                              &summary->problem));
         summary->bytes = model->bytes;
         summary->loaded = model->loaded != 0;
@@ -402,8 +392,8 @@ static fl_status take_plan(const Firstlight__Plan *message, struct fl_arena *are
 {
     FL_TRY(fl_field_text(arena, "plan model", &message->model, FL_MODEL_NAME_MAX,
                          &out->as.plan.model));
-    FL_TRY(
-        fl_field_text(arena, "plan note", &message->note, SENTENCE_SIZE_MAX, &out->as.plan.note));
+    FL_TRY(fl_field_text(arena, "plan note", &message->note, FL_FIELD_SENTENCE_MAX,
+                         &out->as.plan.note));
     out->as.plan.total_bytes = message->total_bytes;
     out->as.plan.context = message->context;
     out->as.plan.kv_positions = message->kv_positions;
@@ -415,14 +405,14 @@ static fl_status take_node(const Firstlight__Node *message, struct fl_arena *are
                            struct fl_node_summary *out)
 {
     FL_TRY(fl_field_text(arena, "node name", &message->name, FL_NAME_MAX, &out->name));
-    FL_TRY(fl_field_text(arena, "node state", &message->state, WORD_SIZE_MAX, &out->state));
+    FL_TRY(fl_field_text(arena, "node state", &message->state, FL_FIELD_WORD_MAX, &out->state));
     FL_TRY(fl_field_text(arena, "node address", &message->address, FL_ADDRESS_MAX, &out->address));
-    FL_TRY(fl_field_text(arena, "node isa", &message->isa, WORD_SIZE_MAX, &out->isa));
-    FL_TRY(fl_field_real("node heartbeat_ms", message->heartbeat_ms, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("node clock_offset_us", message->clock_offset_us, -QUANTITY_MAX,
-                         QUANTITY_MAX));
-    FL_TRY(fl_field_real("node clock_error_us", message->clock_error_us, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("node slept_ms", message->slept_ms, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_text(arena, "node isa", &message->isa, FL_FIELD_WORD_MAX, &out->isa));
+    FL_TRY(fl_field_real("node heartbeat_ms", message->heartbeat_ms, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("node clock_offset_us", message->clock_offset_us, -FL_FIELD_QUANTITY_MAX,
+                         FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("node clock_error_us", message->clock_error_us, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("node slept_ms", message->slept_ms, 0, FL_FIELD_QUANTITY_MAX));
     out->threads = message->threads;
     out->memory_budget = message->memory_budget;
     out->memory_used = message->memory_used;
@@ -453,7 +443,7 @@ static fl_status take_loaded(const Firstlight__LoadedModel *message, struct fl_a
                              struct fl_loaded_summary *out)
 {
     FL_TRY(fl_field_text(arena, "loaded model", &message->model, FL_MODEL_NAME_MAX, &out->model));
-    FL_TRY(fl_field_text(arena, "loaded state", &message->state, WORD_SIZE_MAX, &out->state));
+    FL_TRY(fl_field_text(arena, "loaded state", &message->state, FL_FIELD_WORD_MAX, &out->state));
     FL_TRY(fl_field_range("loaded stage count", message->n_stages, 0, FL_STAGE_COUNT_MAX));
     out->context = message->context;
     out->kv_blocks_total = message->kv_blocks_total;
@@ -472,9 +462,9 @@ static fl_status take_loaded(const Firstlight__LoadedModel *message, struct fl_a
 static fl_status take_status(const Firstlight__Status *message, struct fl_arena *arena,
                              struct fl_client_event *out)
 {
-    FL_TRY(
-        fl_field_text(arena, "version", &message->version, WORD_SIZE_MAX, &out->as.status.version));
-    FL_TRY(fl_field_real("uptime_s", message->uptime_s, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_text(arena, "version", &message->version, FL_FIELD_WORD_MAX,
+                         &out->as.status.version));
+    FL_TRY(fl_field_real("uptime_s", message->uptime_s, 0, FL_FIELD_QUANTITY_MAX));
     out->as.status.uptime_s = message->uptime_s;
     FL_TRY(fl_field_range("node count", message->n_nodes, 0, NODE_COUNT_MAX));
     out->as.status.node_count = (uint32_t)message->n_nodes;

@@ -44,11 +44,6 @@ const char *fl_finish_name(enum fl_finish value)
 
 /* ---- build: plain struct to generated struct ---- */
 
-static void borrow_string(const char *text, ProtobufCBinaryData *out)
-{
-    fl_field_borrow(text, text == NULL ? 0 : strlen(text), out);
-}
-
 static fl_status build_chat(const struct fl_generate *generate, struct fl_arena *arena,
                             Firstlight__Generate *out)
 {
@@ -57,7 +52,7 @@ static fl_status build_chat(const struct fl_generate *generate, struct fl_arena 
     for (uint32_t i = 0; i < generate->message_count; i++) {
         const struct fl_chat_message *chat = &generate->messages[i];
         FL_FIELD_MAKE(arena, Firstlight__ChatMessage, firstlight__chat_message, &out->messages[i]);
-        borrow_string(chat->role, &out->messages[i]->role);
+        fl_field_borrow_text(chat->role, &out->messages[i]->role);
         fl_field_borrow(chat->content.data, chat->content.size, &out->messages[i]->content);
     }
     return FL_OK;
@@ -70,7 +65,7 @@ static fl_status build_generate(const struct fl_generate *generate, struct fl_ar
 
     FL_FIELD_MAKE(arena, Firstlight__Generate, firstlight__generate, out);
     Firstlight__Generate *message = *out;
-    borrow_string(generate->model, &message->model);
+    fl_field_borrow_text(generate->model, &message->model);
     if (generate->prompt.data != NULL) {
         message->given_case = FIRSTLIGHT__GENERATE__GIVEN_PROMPT;
         fl_field_borrow(generate->prompt.data, generate->prompt.size, &message->prompt);
@@ -78,7 +73,7 @@ static fl_status build_generate(const struct fl_generate *generate, struct fl_ar
     message->n_tokens = generate->token_count;
     message->tokens = generate->tokens;
     FL_TRY(build_chat(generate, arena, message));
-    borrow_string(generate->chat_template, &message->chat_template);
+    fl_field_borrow_text(generate->chat_template, &message->chat_template);
     message->special = generate->special;
     message->no_bos = generate->no_bos;
     message->ignore_end = generate->ignore_end;
@@ -96,7 +91,7 @@ static fl_status build_tokenize(const struct fl_tokenize *tokenize, struct fl_ar
                                 Firstlight__Tokenize **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__Tokenize, firstlight__tokenize, out);
-    borrow_string(tokenize->model, &(*out)->model);
+    fl_field_borrow_text(tokenize->model, &(*out)->model);
     fl_field_borrow(tokenize->text.data, tokenize->text.size, &(*out)->text);
     (*out)->special = tokenize->special;
     (*out)->no_bos = tokenize->no_bos;
@@ -107,7 +102,7 @@ static fl_status build_by_model(const char *model, struct fl_arena *arena,
                                 Firstlight__ByModel **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__ByModel, firstlight__by_model, out);
-    borrow_string(model, &(*out)->model);
+    fl_field_borrow_text(model, &(*out)->model);
     return FL_OK;
 }
 

@@ -140,6 +140,11 @@ void fl_field_borrow(const void *data, size_t size, struct ProtobufCBinaryData *
     *out = (ProtobufCBinaryData){.len = size, .data = (uint8_t *)(uintptr_t)data};
 }
 
+void fl_field_borrow_text(const char *text, struct ProtobufCBinaryData *out)
+{
+    fl_field_borrow(text, text == NULL ? 0 : strlen(text), out);
+}
+
 fl_status fl_field_range(const char *field, uint64_t value, uint64_t low, uint64_t high)
 {
     if (value < low || value > high) {

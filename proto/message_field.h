@@ -22,6 +22,15 @@
 extern "C" {
 #endif
 
+/* Limits of fields that only people read. */
+enum {
+    FL_FIELD_WORD_MAX = 64,       /* states, phases, instruction sets */
+    FL_FIELD_SENTENCE_MAX = 4096, /* notes, causes, problems, errors */
+};
+
+/* Numbers beyond this are no measurement: microseconds of 2^63 ns, and more. */
+#define FL_FIELD_QUANTITY_MAX 1e16
+
 struct ProtobufCBinaryData;
 struct ProtobufCMessage;
 struct ProtobufCMessageDescriptor;
@@ -62,6 +71,9 @@ FL_MUST_CHECK fl_status fl_field_array(struct fl_arena *arena, size_t count, siz
 
 /* Let a bytes field of a message to be packed point to `data` [size]. */
 void fl_field_borrow(const void *data, size_t size, struct ProtobufCBinaryData *out);
+
+/* The same for a text that ends with NUL; NULL is an empty one. */
+void fl_field_borrow_text(const char *text, struct ProtobufCBinaryData *out);
 
 /* A number within [low, high]. */
 FL_MUST_CHECK fl_status fl_field_range(const char *field, uint64_t value, uint64_t low,

@@ -1,32 +1,17 @@
 #include "proto/timeline_message.h"
 
-#include <string.h>
-
 #include "proto/client.pb-c.h"
 
 #include "proto/message_field.h"
 #include "proto/span.h"
 
-enum {
-    WORD_SIZE_MAX = 64,
-    SENTENCE_SIZE_MAX = 4096,
-};
-
-/* Numbers beyond this are no measurement. */
-static const double QUANTITY_MAX = 1e16; /* microseconds of 2^63 ns, and more */
-
 /* ---- build: plain struct to generated struct ---- */
-
-static void borrow_string(const char *text, ProtobufCBinaryData *out)
-{
-    fl_field_borrow(text, text == NULL ? 0 : strlen(text), out);
-}
 
 static fl_status build_phase(const struct fl_phase_summary *from, struct fl_arena *arena,
                              Firstlight__Phase **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__Phase, firstlight__phase, out);
-    borrow_string(from->phase, &(*out)->phase);
+    fl_field_borrow_text(from->phase, &(*out)->phase);
     (*out)->exposed_ms = from->exposed_ms;
     (*out)->hidden_ms = from->hidden_ms;
     (*out)->bytes = from->bytes;
@@ -37,9 +22,9 @@ static fl_status build_segment(const struct fl_segment_summary *from, struct fl_
                                Firstlight__Segment **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__Segment, firstlight__segment, out);
-    borrow_string(from->phase, &(*out)->phase);
-    borrow_string(from->node, &(*out)->node);
-    borrow_string(from->cause, &(*out)->cause);
+    fl_field_borrow_text(from->phase, &(*out)->phase);
+    fl_field_borrow_text(from->node, &(*out)->node);
+    fl_field_borrow_text(from->cause, &(*out)->cause);
     (*out)->start_ms = from->start_ms;
     (*out)->ms = from->ms;
     (*out)->bytes = from->bytes;
@@ -50,7 +35,7 @@ static fl_status build_node(const struct fl_timeline_node *from, struct fl_arena
                             Firstlight__TimelineNode **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__TimelineNode, firstlight__timeline_node, out);
-    borrow_string(from->node, &(*out)->node);
+    fl_field_borrow_text(from->node, &(*out)->node);
     (*out)->clock_known = from->clock_known;
     (*out)->clock_offset_us = from->clock_offset_us;
     (*out)->clock_error_us = from->clock_error_us;
@@ -59,7 +44,7 @@ static fl_status build_node(const struct fl_timeline_node *from, struct fl_arena
     (*out)->page_cache_after = from->page_cache_after;
     (*out)->shard_bytes = from->shard_bytes;
     (*out)->medium_bytes = from->medium_bytes;
-    borrow_string(from->regime, &(*out)->regime);
+    fl_field_borrow_text(from->regime, &(*out)->regime);
     (*out)->process_ms = from->process_ms;
     (*out)->slept_ms = from->slept_ms;
     (*out)->mhz_before = from->mhz_before;
@@ -72,12 +57,12 @@ static fl_status build_span(const struct fl_timeline_span *from, struct fl_arena
                             Firstlight__TimelineSpan **out)
 {
     FL_FIELD_MAKE(arena, Firstlight__TimelineSpan, firstlight__timeline_span, out);
-    borrow_string(from->phase, &(*out)->phase);
-    borrow_string(from->node, &(*out)->node);
-    borrow_string(from->lane, &(*out)->lane);
-    borrow_string(from->source, &(*out)->source);
-    borrow_string(from->cause, &(*out)->cause);
-    borrow_string(from->piece, &(*out)->piece);
+    fl_field_borrow_text(from->phase, &(*out)->phase);
+    fl_field_borrow_text(from->node, &(*out)->node);
+    fl_field_borrow_text(from->lane, &(*out)->lane);
+    fl_field_borrow_text(from->source, &(*out)->source);
+    fl_field_borrow_text(from->cause, &(*out)->cause);
+    fl_field_borrow_text(from->piece, &(*out)->piece);
     (*out)->start_ms = from->start_ms;
     (*out)->end_ms = from->end_ms;
     (*out)->busy_ms = from->busy_ms;
@@ -105,7 +90,7 @@ fl_status fl_timeline_message_build(const struct fl_timeline *timeline, struct f
     FL_FIELD_MAKE(arena, Firstlight__Timeline, firstlight__timeline, out);
     Firstlight__Timeline *message = *out;
     message->timeline_id = timeline->id;
-    borrow_string(timeline->model, &message->model);
+    fl_field_borrow_text(timeline->model, &message->model);
     message->response_class = (Firstlight__ResponseClass)timeline->class_;
     message->ttft_ms = timeline->ttft_ms;
     message->predicted_ms = timeline->predicted_ms;
@@ -138,9 +123,9 @@ fl_status fl_timeline_message_build(const struct fl_timeline *timeline, struct f
 static fl_status take_phase(const Firstlight__Phase *message, struct fl_arena *arena,
                             struct fl_phase_summary *out)
 {
-    FL_TRY(fl_field_text(arena, "phase phase", &message->phase, WORD_SIZE_MAX, &out->phase));
-    FL_TRY(fl_field_real("phase exposed_ms", message->exposed_ms, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("phase hidden_ms", message->hidden_ms, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_text(arena, "phase phase", &message->phase, FL_FIELD_WORD_MAX, &out->phase));
+    FL_TRY(fl_field_real("phase exposed_ms", message->exposed_ms, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("phase hidden_ms", message->hidden_ms, 0, FL_FIELD_QUANTITY_MAX));
     out->exposed_ms = message->exposed_ms;
     out->hidden_ms = message->hidden_ms;
     out->bytes = message->bytes;
@@ -150,11 +135,13 @@ static fl_status take_phase(const Firstlight__Phase *message, struct fl_arena *a
 static fl_status take_segment(const Firstlight__Segment *message, struct fl_arena *arena,
                               struct fl_segment_summary *out)
 {
-    FL_TRY(fl_field_text(arena, "segment phase", &message->phase, WORD_SIZE_MAX, &out->phase));
+    FL_TRY(fl_field_text(arena, "segment phase", &message->phase, FL_FIELD_WORD_MAX, &out->phase));
     FL_TRY(fl_field_text(arena, "segment node", &message->node, FL_NAME_MAX, &out->node));
-    FL_TRY(fl_field_text(arena, "segment cause", &message->cause, SENTENCE_SIZE_MAX, &out->cause));
-    FL_TRY(fl_field_real("segment start_ms", message->start_ms, -QUANTITY_MAX, QUANTITY_MAX));
-    FL_TRY(fl_field_real("segment ms", message->ms, 0, QUANTITY_MAX));
+    FL_TRY(
+        fl_field_text(arena, "segment cause", &message->cause, FL_FIELD_SENTENCE_MAX, &out->cause));
+    FL_TRY(fl_field_real("segment start_ms", message->start_ms, -FL_FIELD_QUANTITY_MAX,
+                         FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("segment ms", message->ms, 0, FL_FIELD_QUANTITY_MAX));
     out->start_ms = message->start_ms;
     out->ms = message->ms;
     out->bytes = message->bytes;
@@ -165,15 +152,17 @@ static fl_status take_node(const Firstlight__TimelineNode *message, struct fl_ar
                            struct fl_timeline_node *out)
 {
     FL_TRY(fl_field_text(arena, "timeline node node", &message->node, FL_NAME_MAX, &out->node));
-    FL_TRY(fl_field_real("timeline node clock_offset_us", message->clock_offset_us, -QUANTITY_MAX,
-                         QUANTITY_MAX));
-    FL_TRY(fl_field_real("timeline node clock_error_us", message->clock_error_us, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_real("timeline node clock_offset_us", message->clock_offset_us,
+                         -FL_FIELD_QUANTITY_MAX, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("timeline node clock_error_us", message->clock_error_us, 0,
+                         FL_FIELD_QUANTITY_MAX));
     FL_TRY(fl_field_real("timeline node page_cache_before", message->page_cache_before, 0, 1));
     FL_TRY(fl_field_real("timeline node page_cache_after", message->page_cache_after, 0, 1));
-    FL_TRY(fl_field_text(arena, "timeline node regime", &message->regime, WORD_SIZE_MAX,
+    FL_TRY(fl_field_text(arena, "timeline node regime", &message->regime, FL_FIELD_WORD_MAX,
                          &out->regime));
-    FL_TRY(fl_field_real("timeline node process_ms", message->process_ms, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("timeline node slept_ms", message->slept_ms, 0, QUANTITY_MAX));
+    FL_TRY(
+        fl_field_real("timeline node process_ms", message->process_ms, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("timeline node slept_ms", message->slept_ms, 0, FL_FIELD_QUANTITY_MAX));
     out->clock_known = message->clock_known != 0;
     out->clock_offset_us = message->clock_offset_us;
     out->clock_error_us = message->clock_error_us;
@@ -193,16 +182,19 @@ static fl_status take_node(const Firstlight__TimelineNode *message, struct fl_ar
 static fl_status take_span(const Firstlight__TimelineSpan *message, struct fl_arena *arena,
                            struct fl_timeline_span *out)
 {
-    FL_TRY(fl_field_text(arena, "span phase", &message->phase, WORD_SIZE_MAX, &out->phase));
+    FL_TRY(fl_field_text(arena, "span phase", &message->phase, FL_FIELD_WORD_MAX, &out->phase));
     FL_TRY(fl_field_text(arena, "span node", &message->node, FL_NAME_MAX, &out->node));
-    FL_TRY(fl_field_text(arena, "span lane", &message->lane, WORD_SIZE_MAX, &out->lane));
-    FL_TRY(fl_field_text(arena, "span source", &message->source, WORD_SIZE_MAX, &out->source));
-    FL_TRY(fl_field_text(arena, "span cause", &message->cause, SENTENCE_SIZE_MAX, &out->cause));
-    FL_TRY(fl_field_text(arena, "span piece", &message->piece, WORD_SIZE_MAX, &out->piece));
-    FL_TRY(fl_field_real("span start_ms", message->start_ms, -QUANTITY_MAX, QUANTITY_MAX));
-    FL_TRY(fl_field_real("span end_ms", message->end_ms, -QUANTITY_MAX, QUANTITY_MAX));
-    FL_TRY(fl_field_real("span busy_ms", message->busy_ms, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("span cause_ms", message->cause_ms, -QUANTITY_MAX, QUANTITY_MAX));
+    FL_TRY(fl_field_text(arena, "span lane", &message->lane, FL_FIELD_WORD_MAX, &out->lane));
+    FL_TRY(fl_field_text(arena, "span source", &message->source, FL_FIELD_WORD_MAX, &out->source));
+    FL_TRY(fl_field_text(arena, "span cause", &message->cause, FL_FIELD_SENTENCE_MAX, &out->cause));
+    FL_TRY(fl_field_text(arena, "span piece", &message->piece, FL_FIELD_WORD_MAX, &out->piece));
+    FL_TRY(fl_field_real("span start_ms", message->start_ms, -FL_FIELD_QUANTITY_MAX,
+                         FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("span end_ms", message->end_ms, -FL_FIELD_QUANTITY_MAX,
+                         FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("span busy_ms", message->busy_ms, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("span cause_ms", message->cause_ms, -FL_FIELD_QUANTITY_MAX,
+                         FL_FIELD_QUANTITY_MAX));
     out->start_ms = message->start_ms;
     out->end_ms = message->end_ms;
     out->busy_ms = message->busy_ms;
@@ -257,8 +249,8 @@ fl_status fl_timeline_message_take(const Firstlight__Timeline *message, struct f
     FL_TRY(fl_field_text(arena, "timeline model", &message->model, FL_MODEL_NAME_MAX, &out->model));
     FL_TRY(fl_field_range("response_class", (uint64_t)message->response_class, FL_CLASS_UNKNOWN,
                           FL_CLASS_WARM));
-    FL_TRY(fl_field_real("ttft_ms", message->ttft_ms, 0, QUANTITY_MAX));
-    FL_TRY(fl_field_real("predicted_ms", message->predicted_ms, 0, QUANTITY_MAX));
+    FL_TRY(fl_field_real("ttft_ms", message->ttft_ms, 0, FL_FIELD_QUANTITY_MAX));
+    FL_TRY(fl_field_real("predicted_ms", message->predicted_ms, 0, FL_FIELD_QUANTITY_MAX));
     out->id = message->timeline_id;
     out->class_ = (enum fl_class)message->response_class;
     out->ttft_ms = message->ttft_ms;
