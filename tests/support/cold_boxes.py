@@ -18,14 +18,12 @@ import page_cache
 import pool
 
 sys.path.insert(0, os.path.join(pool.ROOT, "cluster", "lab"))
-from cgroup import Cgroups, put
 from state import State
 
 PROBE = os.path.join(pool.ROOT, "tests", "support", "rate_probe.py")
 LAB = os.path.join(pool.ROOT, "cluster", "lab", "lab")
 LAB_FOLDER = "/var/tmp"
 LAB_PORTS = 20000
-WEIGHT = 100  # of the lab's processes against all others: a neighbour's work should not be measured
 
 
 class Refused(Exception):
@@ -203,7 +201,7 @@ class LabBoxes(PlainBoxes):
     """Hosts of a lab that is up for as long as this object is open."""
 
     kind = "hosts of cluster/lab: network namespaces with throttled disks and links on one machine"
-    processor = f"the boxes share this machine's cores, and go before everything else by {WEIGHT} to 1"
+    processor = "the boxes share this machine's cores, and go before everything else by 100 to 1"  # as lab up sees to
     mpirun_arguments = ("--oversubscribe", "--mca", "plm_rsh_agent",
                         os.path.join(pool.ROOT, "cluster", "lab", "agent"))
 
@@ -229,7 +227,6 @@ class LabBoxes(PlainBoxes):
             self.close()
             raise
         try:
-            self.go_first()
             hosts = json.loads(lab("status", "--json"))["hosts"]
             self.folders = {host["name"]: host["folder"] for host in hosts}
             self.addresses = {host["name"]: host["address"] for host in hosts}
@@ -239,13 +236,6 @@ class LabBoxes(PlainBoxes):
         except BaseException:
             self.close()
             raise
-
-    @staticmethod
-    def go_first():
-        """A control group counts as one process against those outside, however many it holds."""
-        version, root = Cgroups().places["cpu"]
-        name, normal = {1: ("cpu.shares", 1024), 2: ("cpu.weight", 100)}[version]
-        put(os.path.join(root, State().lab, name), str(min(WEIGHT * normal, 262144 if version == 1 else 10000)))
 
     def close(self):
         shutil.rmtree(self.scratch, ignore_errors=True)
