@@ -6,7 +6,6 @@
 enum {
     LINE = 64,                 /* alignment of every buffer */
     LOGITS_SIZE_MAX = 8 << 20, /* bytes of logits at once, unless one row is more */
-    HEAD_ROW_MAX = 16,         /* more rows make the head no cheaper per row */
 };
 
 /* Sizes and, once there is memory, addresses of the scratch.  Attention and FFN take turns, so
@@ -65,7 +64,7 @@ static struct widths widths_of(const struct forward_config *config)
 static uint32_t head_rows_of(const struct forward_config *config)
 {
     const uint32_t fit = (uint32_t)(LOGITS_SIZE_MAX / sizeof(float)) / config->shape->vocabulary;
-    return fit < 1 ? 1 : fit < HEAD_ROW_MAX ? fit : HEAD_ROW_MAX;
+    return fit < 1 ? 1 : fit < FORWARD_HEAD_ROW_MAX ? fit : FORWARD_HEAD_ROW_MAX;
 }
 
 /* Take `size` bytes at *used, whole lines; NULL base only counts. */

@@ -31,6 +31,8 @@
 extern "C" {
 #endif
 
+enum { FORWARD_HEAD_ROW_MAX = 16 }; /* more rows make the head no cheaper per row */
+
 struct forward;
 
 struct forward_config {
@@ -67,7 +69,8 @@ void forward_attention(struct forward *forward, const struct piece_weights *weig
 void forward_ffn(struct forward *forward, const struct piece_weights *weights, uint32_t layer,
                  const struct forward_rows *rows);
 
-/* Rows one forward_head() can take: bounded by the memory of their logits. */
+/* Rows one forward_head() can take: bounded by the memory of their logits, and
+ * FORWARD_HEAD_ROW_MAX. */
 uint32_t forward_head_rows(const struct forward *forward);
 
 /* Logits of rows indexes[0 .. count - 1] of x; device memory, valid until the next call. */

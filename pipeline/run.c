@@ -106,6 +106,20 @@ void run_kill(struct run *run, uint32_t request, const uint32_t *spare)
     }
 }
 
+bool run_wants_sample(const struct run_segment *segment)
+{
+    return segment->request != RUN_DEAD && segment->sample;
+}
+
+uint32_t run_sample_count(const struct run *run)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < run->segment_count; i++) {
+        count += run_wants_sample(&run->segments[i]) ? 1 : 0;
+    }
+    return count;
+}
+
 struct forward_rows run_rows(const struct run *run)
 {
     return (struct forward_rows){

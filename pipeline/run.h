@@ -67,6 +67,10 @@ void run_ready(struct run *run, uint64_t ready_ns);
 /* The request ended: its rows, if any, turn to the spare block. */
 void run_kill(struct run *run, uint32_t request, const uint32_t *spare);
 
+/* Somebody still waits for a token that follows the segment, and how many do for the run's. */
+bool run_wants_sample(const struct run_segment *segment);
+uint32_t run_sample_count(const struct run *run);
+
 struct forward_rows run_rows(const struct run *run);
 
 #ifdef __cplusplus
