@@ -22,6 +22,9 @@
  * request and no rows, of activations both.  The coordinator's SEND of PLAN and
  * ADMIT likewise, with the stage in `position`.
  *
+ * This file takes the steps; what they look at is exposed_search.h, what they
+ * explain grows in exposed_segments.h, and exposed_phases.h sums it up.
+ *
  * Thread:  any; no I/O, no allocation.
  * Units:   nanoseconds of the coordinator's clock; spans of nodes were mapped to it.
  */
@@ -41,7 +44,7 @@ extern "C" {
 #define EXPOSED_CHAIN_COORDINATOR UINT32_MAX
 
 struct exposed_stage {
-    struct fl_span *spans; /* [span_count]; put in order by exposed_chain_sort() */
+    struct fl_span *spans; /* [span_count]; find() sorts them */
     uint32_t span_count;
     uint64_t error_ns; /* a time may be this wrong */
     bool whole;        /* no span is missing */
@@ -55,7 +58,7 @@ struct exposed_chain_config {
     uint32_t prompt_count;
     uint32_t stage_count;
     struct exposed_stage *stages; /* [stage_count] */
-    struct fl_span *own;          /* [own_count]: the coordinator's; sorted likewise */
+    struct fl_span *own;          /* [own_count]: the coordinator's; sorted too */
     uint32_t own_count;
 };
 
@@ -68,23 +71,9 @@ struct exposed_segment {
     enum fl_cause cause; /* QUEUE: BUSY is other requests' work; SEND: what was waited for */
 };
 
-struct exposed_phase {
-    uint64_t exposed_ns; /* on the chain */
-    uint64_t hidden_ns;  /* busy beside it, before the first token */
-    uint64_t bytes;
-};
-
-/* Puts spans in the order the walk wants: by their end. */
-void exposed_chain_sort(struct fl_span *spans, uint32_t count);
-
 /* Walks; out [FL_TIMELINE_SEGMENT_MAX] in order of time.  Returns their count, 0 only when
  * begin_ns == end_ns.  Sorts the spans. */
 uint32_t exposed_chain_find(const struct exposed_chain_config *config, struct exposed_segment *out);
-
-/* Sums by phase, after find(). */
-void exposed_chain_phases(const struct exposed_chain_config *config,
-                          const struct exposed_segment *segments, uint32_t count,
-                          struct exposed_phase out[FL_PHASE_COUNT]);
 
 #ifdef __cplusplus
 }

@@ -288,7 +288,7 @@ static void find_chain(struct timeline_table *table, struct timeline *timeline)
                                                 .own = timeline->own,
                                                 .own_count = timeline->own_count};
     const uint32_t count = exposed_chain_find(&config, table->segments);
-    exposed_chain_phases(&config, table->segments, count, timeline->phases);
+    exposed_phases_sum(&config, table->segments, count, timeline->phases);
     timeline->segments = malloc((count > 0 ? count : 1) * sizeof(*timeline->segments));
     if (timeline->segments != NULL) {
         memcpy(timeline->segments, table->segments, count * sizeof(*timeline->segments));

@@ -27,6 +27,7 @@
 
 #include "cluster/clock_map.h"
 #include "coordinator/exposed_chain.h"
+#include "coordinator/exposed_phases.h"
 #include "proto/base/status.h"
 #include "proto/client_message.h"
 #include "proto/cluster_message.h"

@@ -4,6 +4,7 @@
  * compared as text: phase, where ("c" is the coordinator), from and to.
  */
 #include "coordinator/exposed_chain.h"
+#include "coordinator/exposed_phases.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -119,6 +120,25 @@ static struct fl_span *put_task(uint32_t stage, enum fl_phase phase, uint64_t ru
     return span;
 }
 
+static void put_sample(uint32_t stage, uint64_t run, uint64_t start, uint64_t end)
+{
+    (void)put_task(stage, FL_PHASE_SAMPLE, run, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, start, start,
+                   end);
+}
+
+/* A task that began when the one before, or its rows, gave it its input. */
+static void put_next(uint32_t stage, enum fl_phase phase, uint64_t run, uint32_t piece,
+                     uint64_t start, uint64_t end)
+{
+    (void)put_task(stage, phase, run, piece, FL_CAUSE_INPUT, start, start, end);
+}
+
+/* The whole prompt in one run of the first stage; its rows are there since 9. */
+static void put_prompt(uint64_t run, uint64_t formed)
+{
+    put_join(0, run, REQUEST, 0, PROMPT, 9, formed);
+}
+
 /* A piece read for all of its interval but `verify` and `repack`. */
 static void put_piece(uint32_t stage, uint32_t piece, uint64_t start, uint64_t end, uint64_t verify,
                       uint64_t repack)
@@ -200,10 +220,34 @@ static void put_start(void)
     }
 }
 
+/* A request whose stages open cold, and whose last stage sends the token at `sent`: it arrives 5
+ * later and its text leaves another 1 later.  What the stages do in between is the case's. */
+static void begin_opened(uint32_t stage_count, uint64_t sent)
+{
+    begin(stage_count, 0, sent + 5, sent + 6);
+    put_start();
+    (void)put_send(stage_count - 1, PROMPT, 1, sent, sent + 1);
+}
+
+#define OPENED "open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
+
+/* The chain of a request that begin_opened() began, when it leads to the first stage's opening:
+ * `middle` is what comes after that and before the token is sent. */
+static void expect_opened(const char *middle)
+{
+    char want[TEXT_MAX];
+    const uint64_t token = config.token_ns / MS;
+    snprintf(want, sizeof(want),
+             OPENED "%s, send@%" PRIu32 " %" PRIu64 "-%" PRIu64 ", return@c %" PRIu64 "-%" PRIu64,
+             middle, config.stage_count - 1, token - 5, token, token, token + 1);
+    expect(want);
+}
+
 /* Pieces 1 and 2 and the head, 3, of one stage; the run waits for each. */
 static void put_cold(void)
 {
-    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
+    begin_opened(1, 86);
+    put_prompt(1, 9);
     (void)put_task(0, FL_PHASE_EMBED, 1, 0, FL_CAUSE_WEIGHTS, 12, 12, 13);
     put_piece(0, 1, 10, 30, 2, 3);
     put_piece(0, 2, 30, 50, 2, 3);
@@ -213,34 +257,28 @@ static void put_cold(void)
     (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_WEIGHTS, 30, 30, 33);
     (void)put_task(0, FL_PHASE_PREFILL, 1, 2, FL_CAUSE_WEIGHTS, 50, 51, 53);
     (void)put_task(0, FL_PHASE_HEAD, 1, 3, FL_CAUSE_WEIGHTS, 80, 81, 85);
-    (void)put_task(0, FL_PHASE_SAMPLE, 1, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 85, 85, 86);
-    (void)put_send(0, PROMPT, 1, 86, 87);
+    put_sample(0, 1, 85, 86);
 }
 
 static void a_cold_stage(void)
 {
-    begin(1, 0, 88, 90);
-    put_start();
     put_cold();
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-10, "
-           "read@0 10-23, embed@0 23-25, verify@0 25-27, repack@0 27-30, read@0 30-45, "
-           "verify@0 45-47, repack@0 47-50, read@0 50-70, verify@0 70-75, repack@0 75-80, "
-           "wake@0 80-81, head@0 81-85, sample@0 85-86, send@0 86-88, return@c 88-90");
+    expect_opened("wake@0 9-10, read@0 10-23, embed@0 23-25, verify@0 25-27, repack@0 27-30, "
+                  "read@0 30-45, verify@0 45-47, repack@0 47-50, read@0 50-70, verify@0 70-75, "
+                  "repack@0 75-80, wake@0 80-81, head@0 81-85, sample@0 85-86");
 }
 
 static void phases_add_up(void)
 {
     struct exposed_phase phases[FL_PHASE_COUNT];
-    begin(1, 0, 88, 90);
-    put_start();
     put_cold();
     segment_count = exposed_chain_find(&config, segments);
-    exposed_chain_phases(&config, segments, segment_count, phases);
+    exposed_phases_sum(&config, segments, segment_count, phases);
     uint64_t sum = 0;
     for (uint32_t i = 0; i < FL_PHASE_COUNT; i++) {
         sum += phases[i].exposed_ns;
     }
-    CHECK_EQ(sum, 90 * MS);
+    CHECK_EQ(sum, 92 * MS);
     CHECK_EQ(phases[FL_PHASE_PREFILL].exposed_ns, 0);
     CHECK_EQ(phases[FL_PHASE_PREFILL].hidden_ns, 5 * MS);
     CHECK_EQ(phases[FL_PHASE_TOKENISE].hidden_ns, MS);
@@ -261,23 +299,22 @@ static void a_warm_request(void)
     put_order(0, REQUEST, 1003, 1004);
     put_receive(0, REQUEST, 0, 0, 1005);
     put_join(0, 9, REQUEST, 0, PROMPT, 1006, 1006);
-    (void)put_task(0, FL_PHASE_EMBED, 9, 0, FL_CAUSE_INPUT, 1006, 1006, 1007);
-    (void)put_task(0, FL_PHASE_PREFILL, 9, 1, FL_CAUSE_INPUT, 1007, 1007, 1015);
-    (void)put_task(0, FL_PHASE_PREFILL, 9, 2, FL_CAUSE_INPUT, 1015, 1015, 1025);
-    (void)put_task(0, FL_PHASE_SAMPLE, 9, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 1025, 1025, 1026);
+    put_next(0, FL_PHASE_EMBED, 9, 0, 1006, 1007);
+    put_next(0, FL_PHASE_PREFILL, 9, 1, 1007, 1015);
+    put_next(0, FL_PHASE_PREFILL, 9, 2, 1015, 1025);
+    put_sample(0, 9, 1025, 1026);
     (void)put_send(0, PROMPT, 1, 1026, 1028);
     expect("wake@c 1000-1001, tokenise@c 1001-1003, send@c 1003-1005, wake@0 1005-1006, "
-           "embed@0 1006-1007, prefill@0 1007-1025, sample@0 1025-1026, send@0 1026-1030, "
-           "return@c 1030-1031");
+           "embed@0 1006-1007, prefill@0 1007-1025, sample@0 1025-1026, "
+           "send@0 1026-1030, return@c 1030-1031");
 }
 
 /* Three stages; the prompt in two chunks, rows 0-7 and 8-15.  The middle one is slow to compute. */
 static void put_three(void)
 {
-    begin(3, 0, 100, 101);
-    put_start();
+    begin_opened(3, 95);
     put_join(0, 1, REQUEST, 0, 8, 9, 9);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 9, 9, 19);
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 9, 19);
     put_join(0, 2, REQUEST, 8, 8, 9, 19);
     (void)put_send(0, 0, 8, 19, 20);
     (void)put_task(0, FL_PHASE_PREFILL, 2, 1, FL_CAUSE_BUSY, 19, 19, 29);
@@ -285,7 +322,7 @@ static void put_three(void)
     put_receive(1, REQUEST, 0, 8, 22);
     put_receive(1, REQUEST, 8, 8, 32);
     put_join(1, 1, REQUEST, 0, 8, 22, 23);
-    (void)put_task(1, FL_PHASE_PREFILL, 1, 0, FL_CAUSE_INPUT, 23, 23, 53);
+    put_next(1, FL_PHASE_PREFILL, 1, 0, 23, 53);
     put_join(1, 2, REQUEST, 8, 8, 32, 53);
     (void)put_send(1, 0, 8, 53, 54);
     (void)put_task(1, FL_PHASE_PREFILL, 2, 0, FL_CAUSE_BUSY, 53, 53, 83);
@@ -293,22 +330,19 @@ static void put_three(void)
     put_receive(2, REQUEST, 0, 8, 56);
     put_receive(2, REQUEST, 8, 8, 86);
     put_join(2, 1, REQUEST, 0, 8, 56, 56);
-    (void)put_task(2, FL_PHASE_PREFILL, 1, 0, FL_CAUSE_INPUT, 56, 56, 60);
+    put_next(2, FL_PHASE_PREFILL, 1, 0, 56, 60);
     put_join(2, 2, REQUEST, 8, 8, 86, 86);
-    (void)put_task(2, FL_PHASE_PREFILL, 2, 0, FL_CAUSE_INPUT, 86, 86, 90);
-    (void)put_task(2, FL_PHASE_HEAD, 2, 1, FL_CAUSE_INPUT, 90, 90, 94);
-    (void)put_task(2, FL_PHASE_SAMPLE, 2, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 94, 94, 95);
-    (void)put_send(2, PROMPT, 1, 95, 96);
+    put_next(2, FL_PHASE_PREFILL, 2, 0, 86, 90);
+    put_next(2, FL_PHASE_HEAD, 2, 1, 90, 94);
+    put_sample(2, 2, 94, 95);
 }
 
-#define THREE_END \
-    "send@1 83-86, prefill@2 86-90, head@2 90-94, sample@2 94-95, send@2 95-100, return@c 100-101"
+#define THREE_LAST "send@1 83-86, prefill@2 86-90, head@2 90-94, sample@2 94-95"
 
 static void three_stages_with_chunks(void)
 {
     put_three();
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-19, send@0 19-22, wake@1 22-23, prefill@1 23-83, " THREE_END);
+    expect_opened("prefill@0 9-19, send@0 19-22, wake@1 22-23, prefill@1 23-83, " THREE_LAST);
 }
 
 static void a_stage_bound_by_weights(void)
@@ -325,57 +359,49 @@ static void a_stage_bound_by_weights(void)
     put_piece(1, 3, 10, 40, 0, 0);
     put_piece(1, 4, 40, 69, 0, 9);
     put_piece(1, 5, 69, 120, 0, 0); /* goes on beyond the token */
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@1 5-6, memory@1 6-8, kv@1 8-9, wake@1 9-10, "
-           "read@1 10-60, repack@1 60-69, wake@1 69-70, prefill@1 70-83, " THREE_END);
+    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@1 5-6, memory@1 6-8, kv@1 8-9, "
+           "wake@1 9-10, read@1 10-60, repack@1 60-69, wake@1 69-70, prefill@1 70-83, " THREE_LAST
+           ", send@2 95-100, return@c 100-101");
 }
 
 static void without_overlap_the_last_piece_counts(void)
 {
-    begin(1, 0, 95, 96);
-    put_start();
+    begin_opened(1, 91);
     put_piece(0, 1, 10, 30, 0, 0);
     put_piece(0, 2, 30, 80, 0, 0);
-    put_join(0, 1, REQUEST, 0, PROMPT, 9, 81); /* not formed before */
+    put_prompt(1, 81); /* not formed before */
     (void)put_task(0, FL_PHASE_EMBED, 1, 0, FL_CAUSE_WEIGHTS, 80, 81, 82);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 82, 82, 85);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 2, FL_CAUSE_INPUT, 85, 85, 90);
-    (void)put_task(0, FL_PHASE_SAMPLE, 1, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 90, 90, 91);
-    (void)put_send(0, PROMPT, 1, 91, 92);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-10, "
-           "read@0 10-80, wake@0 80-81, embed@0 81-82, prefill@0 82-90, sample@0 90-91, send@0 "
-           "91-95, return@c 95-96");
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 82, 85);
+    put_next(0, FL_PHASE_PREFILL, 1, 2, 85, 90);
+    put_sample(0, 1, 90, 91);
+    expect_opened("wake@0 9-10, read@0 10-80, wake@0 80-81, embed@0 81-82, prefill@0 82-90, "
+                  "sample@0 90-91");
 }
 
 static void the_work_of_others_is_a_queue(void)
 {
-    begin(1, 0, 95, 96);
-    put_start();
+    begin_opened(1, 91);
     put_piece(0, 1, 10, 30, 0, 0);
     put_join(0, 1, 3, 0, 8, 20, 20); /* another's */
     put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_WEIGHTS, 30, 30, 60)->request_id = 3;
-    put_join(0, 2, REQUEST, 0, PROMPT, 9, 25);
+    put_prompt(2, 25);
     (void)put_task(0, FL_PHASE_PREFILL, 2, 1, FL_CAUSE_BUSY, 60, 61, 85);
-    (void)put_task(0, FL_PHASE_SAMPLE, 2, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 85, 85, 91);
-    (void)put_send(0, PROMPT, 1, 91, 92);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-10, "
-           "read@0 10-30, queue@0 for busy 30-60, wake@0 60-61, prefill@0 61-85, sample@0 85-91, "
-           "send@0 91-95, return@c 95-96");
+    put_sample(0, 2, 85, 91);
+    expect_opened("wake@0 9-10, read@0 10-30, queue@0 for busy 30-60, wake@0 60-61, "
+                  "prefill@0 61-85, sample@0 85-91");
 }
 
 /* A run with rows of several requests names none: its JOINs tell. */
 static void a_run_of_several_requests_is_ones_own(void)
 {
-    begin(1, 0, 95, 96);
-    put_start();
+    begin_opened(1, 91);
     put_join(0, 1, 3, 40, 1, 20, 25);
     put_join(0, 1, REQUEST, 0, 8, 20, 25);
     put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 25, 25, 60)->request_id = 0;
     put_join(0, 2, REQUEST, 8, 8, 20, 26);
     (void)put_task(0, FL_PHASE_PREFILL, 2, 1, FL_CAUSE_BUSY, 60, 60, 85);
-    (void)put_task(0, FL_PHASE_SAMPLE, 2, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 85, 85, 91);
-    (void)put_send(0, PROMPT, 1, 91, 92);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-25, "
-           "prefill@0 25-85, sample@0 85-91, send@0 91-95, return@c 95-96");
+    put_sample(0, 2, 85, 91);
+    expect_opened("wake@0 9-25, prefill@0 25-85, sample@0 85-91");
 }
 
 static void a_full_cache_is_a_queue(void)
@@ -386,10 +412,10 @@ static void a_full_cache_is_a_queue(void)
     put_order(0, REQUEST, 20, 21);
     put_receive(0, REQUEST, 0, 0, 22);
     put_join(0, 1, REQUEST, 0, PROMPT, 22, 22);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 22, 22, 28);
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 22, 28);
     (void)put_send(0, PROMPT, 1, 28, 29);
-    expect("tokenise@c 0-2, queue@c for kv 2-20, send@c 20-22, prefill@0 22-28, send@0 28-30, "
-           "return@c 30-31");
+    expect("tokenise@c 0-2, queue@c for kv 2-20, send@c 20-22, prefill@0 22-28, "
+           "send@0 28-30, return@c 30-31");
 }
 
 static void a_send_that_waited_for_its_link(void)
@@ -404,17 +430,17 @@ static void a_send_that_waited_for_its_link(void)
     }
     (void)put(1, FL_LANE_WIRE, FL_PHASE_LINK, 6, 82);
     expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@1 5-6, link@1 6-82, send@1 82-86, "
-           "prefill@2 86-90, head@2 90-94, sample@2 94-95, send@2 95-100, return@c 100-101");
+           "prefill@2 86-90, head@2 90-94, sample@2 94-95, send@2 95-100, "
+           "return@c 100-101");
 }
 
 /* Stage 1 had no room for the second chunk until its first run was formed, which waited for a
  * piece. */
 static void a_send_that_waited_for_credit(void)
 {
-    begin(2, 0, 100, 101);
-    put_start();
+    begin_opened(2, 95);
     put_join(0, 1, REQUEST, 0, 8, 9, 9);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 9, 9, 19);
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 9, 19);
     (void)put_send(0, 0, 8, 19, 20);
     put_join(0, 2, REQUEST, 8, 8, 9, 19);
     (void)put_task(0, FL_PHASE_PREFILL, 2, 1, FL_CAUSE_BUSY, 19, 19, 29);
@@ -425,92 +451,72 @@ static void a_send_that_waited_for_credit(void)
     put_receive(1, REQUEST, 8, 8, 74);
     (void)put(1, FL_LANE_COMPUTE, FL_PHASE_DECODE, 20, 70);
     put_join(1, 1, REQUEST, 0, 8, 22, 70);
-    (void)put_task(1, FL_PHASE_PREFILL, 1, 0, FL_CAUSE_INPUT, 70, 70, 73);
+    put_next(1, FL_PHASE_PREFILL, 1, 0, 70, 73);
     put_join(1, 2, REQUEST, 8, 8, 74, 75);
-    (void)put_task(1, FL_PHASE_PREFILL, 2, 0, FL_CAUSE_INPUT, 75, 75, 90);
-    (void)put_task(1, FL_PHASE_SAMPLE, 2, FL_SPAN_NO_PIECE, FL_CAUSE_INPUT, 90, 90, 95);
-    (void)put_send(1, PROMPT, 1, 95, 96);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-19, send@0 19-22, queue@1 for busy 22-70, send@0 for credit 70-71, "
-           "send@0 71-74, wake@1 74-75, prefill@1 75-90, sample@1 90-95, send@1 95-100, "
-           "return@c 100-101");
+    put_next(1, FL_PHASE_PREFILL, 2, 0, 75, 90);
+    put_sample(1, 2, 90, 95);
+    expect_opened("prefill@0 9-19, send@0 19-22, queue@1 for busy 22-70, "
+                  "send@0 for credit 70-71, send@0 71-74, wake@1 74-75, prefill@1 75-90, "
+                  "sample@1 90-95");
     /* A node that does not say when it made room: the sender waited, nobody knows for what. */
-    stages[1].span_count = 0;
-    begin(2, 0, 100, 101);
-    put_start();
+    begin_opened(2, 95);
     put_join(0, 2, REQUEST, 8, 8, 9, 19);
-    (void)put_task(0, FL_PHASE_PREFILL, 2, 1, FL_CAUSE_INPUT, 19, 19, 29);
+    put_next(0, FL_PHASE_PREFILL, 2, 1, 19, 29);
     late = put_send(0, 8, 8, 29, 72);
     late->cause = FL_CAUSE_CREDIT;
     late->cause_ns = 71 * MS;
     stages[1].span_count = 0;
     stages[1].whole = false;
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-19, "
-           "prefill@0 19-29, send@0 for credit 29-71, send@0 71-72, unknown@1 72-100, "
-           "return@c 100-101");
+    expect(OPENED "wake@0 9-19, prefill@0 19-29, send@0 for credit 29-71, send@0 71-72, "
+                  "unknown@1 72-100, return@c 100-101");
 }
 
 static void rows_of_the_embedding_are_waited_for(void)
 {
-    begin(1, 0, 60, 61);
-    put_start();
-    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
+    begin_opened(1, 50);
+    put_prompt(1, 9);
     put(0, FL_LANE_LOADER, FL_PHASE_EMBED, 12, 40)->bytes = 64;
     (void)put_task(0, FL_PHASE_EMBED, 1, 0, FL_CAUSE_WEIGHTS, 41, 41, 42);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 42, 42, 50);
-    (void)put_send(0, PROMPT, 1, 50, 51);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, wake@0 9-12, "
-           "embed@0 12-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50, send@0 50-60, "
-           "return@c 60-61");
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 42, 50);
+    expect_opened("wake@0 9-12, embed@0 12-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50");
 }
 
 /* As nodes record it: rows that the loader read are a run's input. */
 static void rows_of_the_embedding_wait_for_the_loader(void)
 {
-    begin(1, 0, 60, 61);
-    put_start();
-    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
+    begin_opened(1, 50);
+    put_prompt(1, 9);
     put_piece(0, 0, 9, 70, 0, 10); /* it is in the middle of this one */
     (void)put(0, FL_LANE_LOADER, FL_PHASE_EMBED, 30, 40);
     (void)put_task(0, FL_PHASE_EMBED, 1, 0, FL_CAUSE_INPUT, 40, 41, 42);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 42, 42, 50);
-    (void)put_send(0, PROMPT, 1, 50, 51);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, read@0 9-30, "
-           "embed@0 30-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50, send@0 50-60, "
-           "return@c 60-61");
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 42, 50);
+    expect_opened("read@0 9-30, embed@0 30-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50");
     /* It read the rows of another request's run before. */
     (void)put(0, FL_LANE_LOADER, FL_PHASE_EMBED, 20, 25);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "queue@0 for busy 9-30, embed@0 30-40, wake@0 40-41, embed@0 41-42, prefill@0 42-50, "
-           "send@0 50-60, return@c 60-61");
+    expect_opened("queue@0 for busy 9-30, embed@0 30-40, wake@0 40-41, embed@0 41-42, "
+                  "prefill@0 42-50");
 }
 
 /* The second of two requests that wait for a model hears of it when it is planned already. */
 static void a_model_that_another_request_opened_is_waited_for(void)
 {
-    begin(1, 0, 60, 61);
-    put_start();
+    begin_opened(1, 50);
     for (uint32_t i = 0; i < config.own_count; i++) {
         own[i].end_ns += own[i].phase == FL_PHASE_OPEN ? 4 * MS : 0;
     }
-    put_join(0, 1, REQUEST, 0, PROMPT, 9, 9);
-    (void)put_task(0, FL_PHASE_PREFILL, 1, 1, FL_CAUSE_INPUT, 9, 9, 50);
-    (void)put_send(0, PROMPT, 1, 50, 51);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-50, send@0 50-60, return@c 60-61");
+    put_prompt(1, 9);
+    put_next(0, FL_PHASE_PREFILL, 1, 1, 9, 50);
+    expect_opened("prefill@0 9-50");
 }
 
 /* Tasks of other requests are not told: only that there were some. */
 static void rows_that_no_run_had_room_for_are_a_queue(void)
 {
-    begin(1, 0, 60, 61);
-    put_start();
-    put_join(0, 7, REQUEST, 0, PROMPT, 9, 30);
+    begin_opened(1, 50);
+    put_prompt(7, 30);
     stages[0].spans[stages[0].span_count - 1].cause = FL_CAUSE_BUSY;
-    (void)put_task(0, FL_PHASE_PREFILL, 7, 1, FL_CAUSE_INPUT, 30, 30, 50);
-    (void)put_send(0, PROMPT, 1, 50, 51);
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "queue@0 for busy 9-30, prefill@0 30-50, send@0 50-60, return@c 60-61");
+    put_next(0, FL_PHASE_PREFILL, 7, 1, 30, 50);
+    expect_opened("queue@0 for busy 9-30, prefill@0 30-50");
 }
 
 static void a_stage_that_says_nothing_is_unknown(void)
@@ -518,18 +524,16 @@ static void a_stage_that_says_nothing_is_unknown(void)
     put_three();
     stages[1].span_count = 0;
     stages[1].whole = false;
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-29, send@0 29-30, unknown@1 30-86, prefill@2 86-90, head@2 90-94, "
-           "sample@2 94-95, send@2 95-100, return@c 100-101");
+    expect_opened("prefill@0 9-29, send@0 29-30, unknown@1 30-86, prefill@2 86-90, "
+                  "head@2 90-94, sample@2 94-95");
     put_three();
     stages[2].span_count = 0;
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-19, send@0 19-22, wake@1 22-23, prefill@1 23-83, send@1 83-84, "
-           "unknown@2 84-100, return@c 100-101");
+    expect(OPENED "prefill@0 9-19, send@0 19-22, wake@1 22-23, prefill@1 23-83, send@1 83-84, "
+                  "unknown@2 84-100, return@c 100-101");
     put_three();
     stages[0].span_count = stages[1].span_count = stages[2].span_count = 0;
-    expect("open@c 0-2, plan@c 2-3, send@c 3-4, tokenise@c 4-5, send@c 5-6, unknown@2 6-100, "
-           "return@c 100-101");
+    expect("open@c 0-2, plan@c 2-3, send@c 3-4, tokenise@c 4-5, send@c 5-6, "
+           "unknown@2 6-100, return@c 100-101");
     config.own_count = 0;
     expect("unknown@c 0-100, return@c 100-101");
 }
@@ -546,8 +550,7 @@ static void spans_that_were_lost_are_unknown(void)
     stages[1].span_count = kept;
     stages[1].whole = false;
     /* What the thread did before the second run is not there; its rows came at 32. */
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-29, send@0 29-32, unknown@1 32-53, prefill@1 53-83, " THREE_END);
+    expect_opened("prefill@0 9-29, send@0 29-32, unknown@1 32-53, prefill@1 53-83, " THREE_LAST);
 }
 
 static void clocks_that_contradict_each_other(void)
@@ -558,9 +561,8 @@ static void clocks_that_contradict_each_other(void)
         spans[1][i].end_ns += 5 * MS;
         spans[1][i].cause_ns += spans[1][i].cause_ns > 0 ? 5 * MS : 0;
     }
-    expect("open@c 0-2, plan@c 2-3, send@c 3-5, wake@0 5-6, memory@0 6-8, kv@0 8-9, "
-           "prefill@0 9-19, send@0 19-27, wake@1 27-28, prefill@1 28-86, prefill@2 86-90, "
-           "head@2 90-94, sample@2 94-95, send@2 95-100, return@c 100-101");
+    expect_opened("prefill@0 9-19, send@0 19-27, wake@1 27-28, prefill@1 28-86, "
+                  "prefill@2 86-90, head@2 90-94, sample@2 94-95");
     put_three();
     for (uint32_t i = 0; i < stages[1].span_count; i++) {
         spans[1][i].start_ns -= spans[1][i].start_ns < 9 * MS ? spans[1][i].start_ns : 9 * MS;
@@ -678,7 +680,7 @@ static void garbage_gives_a_whole_chain(void)
             printf("  seed %" PRIu64 "\n", seed);
         }
         CHECK(is_whole());
-        exposed_chain_phases(&config, segments, segment_count, phases);
+        exposed_phases_sum(&config, segments, segment_count, phases);
         uint64_t sum = 0;
         for (uint32_t i = 0; i < FL_PHASE_COUNT; i++) {
             sum += phases[i].exposed_ns;
