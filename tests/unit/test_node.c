@@ -15,6 +15,8 @@
 #include "tests/support/model_writer.h"
 #include "tests/support/temp_folder.h"
 
+enum files { WITH_FILES, WITHOUT_FILES };
+
 enum { NODES_MAX = 3, TOKENS_MAX = 64, ROUNDS_MAX = 400000, SCRATCH = 1 << 20, SPANS_MAX = 4096 };
 
 /* What a node answered to TRACE. */
@@ -221,7 +223,7 @@ static void box_close(struct box *box)
     }
 }
 
-static void begin(struct fixture *f, uint32_t boxes, uint64_t memory, bool with_files)
+static void begin(struct fixture *f, uint32_t boxes, uint64_t memory, enum files files)
 {
     *f = (struct fixture){.box_count = 0};
     temp_folder_make(&f->temp);
@@ -245,7 +247,7 @@ static void begin(struct fixture *f, uint32_t boxes, uint64_t memory, bool with_
     };
     CHECK_EQ(peer_open(&peers, &f->peers), FL_OK);
     for (uint32_t i = 0; i < boxes; i++) {
-        box_open(f, memory, with_files ? f->temp.path : NULL);
+        box_open(f, memory, files == WITH_FILES ? f->temp.path : NULL);
     }
 }
 
@@ -263,6 +265,15 @@ static void end(struct fixture *f)
     temp_folder_remove(&f->temp);
 }
 
+/* The coordinator's part of a round; then time goes on. */
+static void coordinator_turn(struct fixture *f)
+{
+    uint64_t next;
+    const struct fl_clock clock = local_network_clock(f->network);
+    (void)peer_poll(f->peers, &next);
+    local_network_advance(f->network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+}
+
 static void round_all(struct fixture *f)
 {
     uint64_t next;
@@ -274,9 +285,14 @@ static void round_all(struct fixture *f)
             (void)node_load_step(box->node);
         }
     }
-    (void)peer_poll(f->peers, &next);
-    const struct fl_clock clock = local_network_clock(f->network);
-    local_network_advance(f->network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+    coordinator_turn(f);
+}
+
+static void rounds(struct fixture *f, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        round_all(f);
+    }
 }
 
 /* Go on until `done`; false when it takes for ever. */
@@ -308,6 +324,16 @@ static bool answered(const struct fixture *f)
 static bool failed(const struct fixture *f)
 {
     return f->failure_count > 0;
+}
+
+static bool stopped(const struct fixture *f)
+{
+    return f->boxes[0].status != FL_OK;
+}
+
+static bool well_under_way(const struct fixture *f)
+{
+    return f->token_count >= 5;
 }
 
 /* A plan over the first `count` boxes. */
@@ -369,23 +395,63 @@ static void send_request(struct fixture *f, uint64_t plan_id, uint64_t request_i
     }
 }
 
-static void send_admit(struct fixture *f, uint64_t plan_id, uint32_t count, uint32_t prompt_count,
-                       uint32_t max_tokens)
+static void send_unplan(struct fixture *f, uint32_t box, uint64_t plan_id)
+{
+    const struct fl_cluster_message message = {.kind = FL_MESSAGE_UNPLAN,
+                                               .as.unplan.plan_id = plan_id};
+    say(f, f->boxes[box].link, &message);
+}
+
+/* Cases begin with one of these ---------------------------------------------------------------- */
+
+/* Boxes that have joined. */
+static void begin_joined(struct fixture *f, uint32_t boxes, enum files files)
+{
+    begin(f, boxes, 1 << 28, files);
+    CHECK(run_until(f, all_joined));
+}
+
+/* A prompt in chunks, and how much is answered. */
+struct question {
+    uint32_t chunk_rows;
+    uint32_t prompt_count;
+    uint32_t max_tokens;
+};
+
+static const struct question usual = {.chunk_rows = 16, .prompt_count = 50, .max_tokens = 16};
+static const struct question brief = {.chunk_rows = 16, .prompt_count = 5, .max_tokens = 2};
+static const struct question long_winded = {.chunk_rows = 16, .prompt_count = 50, .max_tokens = 60};
+static const struct question in_30_chunks = {.chunk_rows = 4, .prompt_count = 120, .max_tokens = 1};
+static const struct question row_by_row = {.chunk_rows = 1, .prompt_count = 126, .max_tokens = 1};
+
+/* A plan over the first `boxes`, and request 1 on it. */
+static void ask(struct fixture *f, uint64_t plan_id, uint32_t boxes,
+                const struct question *question)
 {
     f->token_count = 0;
     f->finish = FL_FINISH_NONE;
-    send_request(f, plan_id, 1, count, prompt_count, max_tokens);
+    send_plan(f, plan_id, boxes, question->chunk_rows);
+    send_request(f, plan_id, 1, boxes, question->prompt_count, question->max_tokens);
+}
+
+/* Boxes that have answered. */
+static void begin_answered(struct fixture *f, uint64_t plan_id, uint32_t boxes,
+                           const struct question *question)
+{
+    begin_joined(f, boxes, WITH_FILES);
+    ask(f, plan_id, boxes, question);
+    CHECK(run_until(f, answered));
 }
 
 /* Tokens that `count` boxes give to a prompt of 50 in chunks of `chunk_rows`. */
-static void answer(uint32_t count, uint32_t chunk_rows, bool with_files, uint32_t out[16],
+static void answer(uint32_t count, uint32_t chunk_rows, enum files files, uint32_t out[16],
                    uint32_t *out_fetches)
 {
+    const struct question question = {
+        .chunk_rows = chunk_rows, .prompt_count = 50, .max_tokens = 16};
     struct fixture f;
-    begin(&f, count, 1 << 28, with_files);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, count, chunk_rows);
-    send_admit(&f, 1, count, 50, 16);
+    begin_joined(&f, count, files);
+    ask(&f, 1, count, &question);
     const bool done = run_until(&f, answered);
     const uint32_t tokens = f.token_count;
     const enum fl_finish finish = f.finish;
@@ -408,10 +474,10 @@ static void three_nodes_in_any_chunks_answer_as_one_does(void)
 {
     uint32_t alone[16];
     uint32_t together[16];
-    answer(1, 64, true, alone, NULL);
+    answer(1, 64, WITH_FILES, alone, NULL);
     for (uint32_t count = 1; count <= 3; count++) {
         for (uint32_t chunk = 7; chunk <= 64; chunk += 19) {
-            answer(count, chunk, true, together, NULL);
+            answer(count, chunk, WITH_FILES, together, NULL);
             CHECK(memcmp(alone, together, sizeof(alone)) == 0);
         }
     }
@@ -422,9 +488,9 @@ static void nodes_without_files_fetch_and_answer_the_same(void)
     uint32_t alone[16];
     uint32_t fetched[16];
     uint32_t fetches = 0;
-    answer(1, 16, true, alone, &fetches);
+    answer(1, 16, WITH_FILES, alone, &fetches);
     CHECK_EQ(fetches, 0);
-    answer(3, 16, false, fetched, &fetches);
+    answer(3, 16, WITHOUT_FILES, fetched, &fetches);
     CHECK(fetches > 0);
     CHECK(memcmp(alone, fetched, sizeof(alone)) == 0);
 }
@@ -432,11 +498,9 @@ static void nodes_without_files_fetch_and_answer_the_same(void)
 static void a_refused_node_stops_with_the_coordinators_sentence(void)
 {
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
+    begin(&f, 1, 1 << 28, WITH_FILES);
     f.refusal = "a node of the name box1 is here already";
-    for (int i = 0; i < 2000 && f.boxes[0].status == FL_OK; i++) {
-        round_all(&f);
-    }
+    CHECK(run_until(&f, stopped));
     const fl_status status = f.boxes[0].status;
     char text[256];
     snprintf(text, sizeof(text), "%s", node_text(f.boxes[0].node));
@@ -448,7 +512,7 @@ static void a_refused_node_stops_with_the_coordinators_sentence(void)
 static void a_plan_over_the_memory_budget_is_refused_with_numbers(void)
 {
     struct fixture f;
-    begin(&f, 1, 100000, true);
+    begin(&f, 1, 100000, WITH_FILES);
     CHECK(run_until(&f, all_joined));
     send_plan(&f, 1, 1, 16);
     const bool told = run_until(&f, failed);
@@ -466,22 +530,15 @@ static void a_plan_over_the_memory_budget_is_refused_with_numbers(void)
 static void a_lost_coordinator_is_joined_again_and_its_plans_are_gone(void)
 {
     struct fixture f;
-    begin(&f, 2, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 5, 2, 16);
-    send_admit(&f, 5, 2, 50, 16);
-    for (int i = 0; i < 20; i++) {
-        round_all(&f);
-    }
+    begin_joined(&f, 2, WITH_FILES);
+    ask(&f, 5, 2, &usual);
+    rounds(&f, 20);
     peer_close_link(f.peers, f.boxes[0].link);
     peer_close_link(f.peers, f.boxes[1].link);
-    for (int i = 0; i < 100; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 100);
     const bool again = run_until(&f, all_joined);
     f.failure_count = 0;
-    send_plan(&f, 5, 2, 16); /* a coordinator that was restarted counts from the start again */
-    send_admit(&f, 5, 2, 50, 16);
+    ask(&f, 5, 2, &usual); /* a coordinator that was restarted counts from the start again */
     const bool done = run_until(&f, answered);
     const uint32_t tokens = f.token_count;
     end(&f);
@@ -493,28 +550,20 @@ static void a_lost_coordinator_is_joined_again_and_its_plans_are_gone(void)
 static void a_lost_neighbour_is_named_and_the_node_lives_on(void)
 {
     struct fixture f;
-    begin(&f, 3, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 3, 16);
-    send_admit(&f, 1, 3, 50, 60);
-    for (int i = 0; i < 3000 && f.token_count < 5; i++) {
-        round_all(&f);
-    }
+    begin_joined(&f, 3, WITH_FILES);
+    ask(&f, 1, 3, &long_winded);
+    CHECK(run_until(&f, well_under_way));
     const uint32_t tokens = f.token_count;
     local_network_kill(f.network, f.boxes[1].transport);
     f.boxes[1].status = FL_END; /* not polled any more */
     const bool told = run_until(&f, failed);
     const struct fl_failure failure = f.failure;
-    for (int i = 0; i < 100; i++) {
-        round_all(&f); /* the other survivor says so, too, in its own time */
-    }
+    rounds(&f, 100); /* the other survivor says so, too, in its own time */
     const uint32_t failures = f.failure_count;
     /* The survivors form the next plan. */
-    const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
-    say(&f, f.boxes[0].link, &unplan);
+    send_unplan(&f, 0, 1);
     f.failure_count = 0;
-    send_plan(&f, 2, 1, 16);
-    send_admit(&f, 2, 1, 50, 16);
+    ask(&f, 2, 1, &usual);
     const bool done = run_until(&f, answered);
     const uint32_t tokens_after = f.token_count;
     end(&f);
@@ -542,16 +591,13 @@ static bool both_ended(const struct fixture *f)
 static void a_token_that_waits_for_its_link_holds_nothing_back(void)
 {
     struct fixture f;
-    begin(&f, 3, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
+    begin_joined(&f, 3, WITH_FILES);
     local_network_cut(f.network, f.boxes[2].transport, f.boxes[0].transport);
     send_plan(&f, 1, 3, 16);
     send_request(&f, 1, 1, 3, 20, 8);
     send_request(&f, 1, 2, 3, 40, 8);
     const bool began = run_until(&f, both_began);
-    for (int i = 0; i < 1000; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 1000);
     const uint32_t before = f.token_count;
     local_network_heal(f.network, f.boxes[2].transport, f.boxes[0].transport);
     const bool ended = run_until(&f, both_ended);
@@ -566,24 +612,16 @@ static void a_token_that_waits_for_its_link_holds_nothing_back(void)
 static void unplan_in_mid_load_frees_the_place_for_the_next(void)
 {
     struct fixture f;
-    begin(&f, 2, 1 << 28, false);
-    CHECK(run_until(&f, all_joined));
+    begin_joined(&f, 2, WITHOUT_FILES);
     for (uint64_t plan = 1; plan <= 40; plan++) {
-        const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN,
-                                                  .as.unplan.plan_id = plan};
         send_plan(&f, plan, 2, 16);
-        for (uint64_t i = 0; i < plan; i++) {
-            round_all(&f);
-        }
-        say(&f, f.boxes[0].link, &unplan);
-        say(&f, f.boxes[1].link, &unplan);
-        for (int i = 0; i < 30; i++) {
-            round_all(&f);
-        }
+        rounds(&f, plan);
+        send_unplan(&f, 0, plan);
+        send_unplan(&f, 1, plan);
+        rounds(&f, 30);
     }
     const uint32_t failures = f.failure_count;
-    send_plan(&f, 41, 2, 16);
-    send_admit(&f, 41, 2, 50, 16);
+    ask(&f, 41, 2, &usual);
     const bool done = run_until(&f, answered);
     const uint32_t tokens = f.token_count;
     const struct fl_progress progress = f.progress;
@@ -598,15 +636,12 @@ static void unplan_in_mid_load_frees_the_place_for_the_next(void)
 static void what_a_stranger_sends_costs_only_his_link(void)
 {
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
+    begin_joined(&f, 1, WITH_FILES);
     send_plan(&f, 1, 1, 16);
     /* The coordinator's peer table plays the stranger on a second link. */
     transport_link link;
     CHECK_EQ(peer_connect(f.peers, &f.boxes[0].join.address, &link), FL_OK);
-    for (int i = 0; i < 100; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 100);
     const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
     struct fl_arena arena;
     size_t size;
@@ -615,11 +650,9 @@ static void what_a_stranger_sends_costs_only_his_link(void)
     /* He is no node, so his link may be gone already; then there is nothing to say. */
     (void)!peer_send(f.peers, link, FL_WIRE_CONTROL, NULL, 0, f.scratch + SCRATCH, size, 0);
     (void)!peer_send(f.peers, link, FL_WIRE_ACTIVATIONS, "x", 1, "y", 1, 0);
-    for (int i = 0; i < 100; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 100);
     const fl_status gone = peer_send(f.peers, link, FL_WIRE_CONTROL, NULL, 0, "z", 1, 0);
-    send_admit(&f, 1, 1, 50, 16);
+    send_request(&f, 1, 1, 1, 50, 16);
     const bool done = run_until(&f, answered);
     const uint32_t tokens = f.token_count;
     end(&f);
@@ -631,16 +664,12 @@ static void what_a_stranger_sends_costs_only_his_link(void)
 static void garbage_of_the_coordinator_loses_its_link_and_is_joined_again(void)
 {
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
+    begin_joined(&f, 1, WITH_FILES);
     CHECK_EQ(peer_send(f.peers, f.boxes[0].link, FL_WIRE_CONTROL, NULL, 0, "\xff\xff\xff", 3, 0),
              FL_OK);
-    for (int i = 0; i < 100; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 100);
     const bool again = run_until(&f, all_joined);
-    send_plan(&f, 1, 1, 16);
-    send_admit(&f, 1, 1, 50, 16);
+    ask(&f, 1, 1, &usual);
     const bool done = run_until(&f, answered);
     end(&f);
     CHECK(again);
@@ -659,19 +688,27 @@ static bool traced(const struct fixture *f)
     return true;
 }
 
-/* Ask every box, and wait for what it says. */
-static void trace_all(struct fixture *f, uint64_t plan_id, uint64_t request_id)
+static void forget_traces(struct fixture *f)
+{
+    memset(f->traces, 0, NODES_MAX * sizeof(f->traces[0]));
+}
+
+static void send_trace(struct fixture *f, uint32_t box, uint64_t plan_id, uint64_t request_id)
 {
     const struct fl_cluster_message message = {
         .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = plan_id, .request_id = request_id}};
-    memset(f->traces, 0, NODES_MAX * sizeof(f->traces[0]));
+    say(f, f->boxes[box].link, &message);
+}
+
+/* Ask every box, and wait for what it says. */
+static void trace_all(struct fixture *f, uint64_t plan_id, uint64_t request_id)
+{
+    forget_traces(f);
     for (uint32_t i = 0; i < f->box_count; i++) {
-        say(f, f->boxes[i].link, &message);
+        send_trace(f, i, plan_id, request_id);
     }
     CHECK(run_until(f, traced));
-    for (int i = 0; i < 50; i++) {
-        round_all(f);
-    }
+    rounds(f, 50);
     for (uint32_t i = 0; i < f->box_count; i++) {
         const struct trace *trace = &f->traces[i];
         CHECK_EQ(trace->last_count, 1);
@@ -736,11 +773,7 @@ static void check_stage(const struct trace *trace)
 static void a_trace_goes_from_the_token_back_to_the_prompt(void)
 {
     struct fixture f;
-    begin(&f, 2, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 2, 16);
-    send_admit(&f, 1, 2, 50, 16);
-    CHECK(run_until(&f, answered));
+    begin_answered(&f, 1, 2, &usual);
     trace_all(&f, 1, 1);
     const struct trace *first = &f.traces[0];
     const struct trace *last = &f.traces[1];
@@ -791,10 +824,8 @@ static void a_trace_goes_from_the_token_back_to_the_prompt(void)
 static void rows_that_waited_say_for_what(void)
 {
     struct fixture f;
-    begin(&f, 2, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 2, 4);
-    send_admit(&f, 1, 2, 120, 1);
+    begin_joined(&f, 2, WITH_FILES);
+    ask(&f, 1, 2, &in_30_chunks);
     /* The second box computes nothing yet, and gives no credit. */
     for (int i = 0; i < 3000; i++) {
         uint64_t next;
@@ -802,9 +833,7 @@ static void rows_that_waited_say_for_what(void)
         CHECK_EQ(node_wire_poll(f.boxes[1].node, &next), FL_OK);
         (void)node_compute_step(f.boxes[0].node);
         (void)node_load_step(f.boxes[0].node);
-        (void)peer_poll(f.peers, &next);
-        const struct fl_clock clock = local_network_clock(f.network);
-        local_network_advance(f.network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+        coordinator_turn(&f);
     }
     CHECK(run_until(&f, answered));
     CHECK_EQ(f.token_count, 1);
@@ -820,11 +849,7 @@ static void rows_that_waited_say_for_what(void)
 static void of_unknown_plans_and_requests_a_trace_says_nothing(void)
 {
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 3, 1, 16);
-    send_admit(&f, 3, 1, 5, 2);
-    CHECK(run_until(&f, answered));
+    begin_answered(&f, 3, 1, &brief);
     static const struct fl_trace unknown[] = {{4, 1}, {3, 2}, {UINT64_MAX, UINT64_MAX}};
     for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
         trace_all(&f, unknown[i].plan_id, unknown[i].request_id);
@@ -840,11 +865,7 @@ static void of_unknown_plans_and_requests_a_trace_says_nothing(void)
 static void a_long_trace_comes_in_several_messages(void)
 {
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 1, 1);
-    send_admit(&f, 1, 1, 126, 1); /* 126 runs of one row */
-    CHECK(run_until(&f, answered));
+    begin_answered(&f, 1, 1, &row_by_row);
     trace_all(&f, 1, 1);
     const struct trace *trace = &f.traces[0];
     const uint32_t pieces = 2 * model_manifest(f.model)->shape.layer_count;
@@ -861,20 +882,12 @@ static void all_traces_that_come_together_are_answered(void)
 {
     enum { COUNT = 256 };
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 1, 16);
-    send_admit(&f, 1, 1, 5, 2);
-    CHECK(run_until(&f, answered));
-    memset(f.traces, 0, sizeof(f.traces[0]));
+    begin_answered(&f, 1, 1, &brief);
+    forget_traces(&f);
     for (uint32_t i = 0; i < COUNT; i++) {
-        const struct fl_cluster_message message = {
-            .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = 1, .request_id = i + 50}};
-        say(&f, f.boxes[0].link, &message);
+        send_trace(&f, 0, 1, i + 50);
     }
-    for (int i = 0; i < 4 * COUNT; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 4 * COUNT);
     CHECK_EQ(f.traces[0].last_count, COUNT);
     trace_all(&f, 1, 1);
     CHECK(f.traces[0].span_count > 10);
@@ -884,23 +897,15 @@ static void all_traces_that_come_together_are_answered(void)
 static void of_far_too_many_traces_the_oldest_are_dropped(void)
 {
     struct fixture f;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 1, 16);
-    send_admit(&f, 1, 1, 5, 2);
-    CHECK(run_until(&f, answered));
-    memset(f.traces, 0, sizeof(f.traces[0]));
+    begin_answered(&f, 1, 1, &brief);
+    forget_traces(&f);
     for (uint32_t round = 0; round < 50; round++) { /* as fast as the link takes them */
         for (uint32_t i = 0; i < 50; i++) {
-            const struct fl_cluster_message message = {
-                .kind = FL_MESSAGE_TRACE, .as.trace = {.plan_id = 1, .request_id = i + 50}};
-            say(&f, f.boxes[0].link, &message);
+            send_trace(&f, 0, 1, i + 50);
         }
         round_all(&f);
     }
-    for (int i = 0; i < 1000; i++) {
-        round_all(&f);
-    }
+    rounds(&f, 1000);
     CHECK(f.traces[0].last_count >= 512 && f.traces[0].last_count < 50 * 50);
     CHECK(node_joined(f.boxes[0].node));
     trace_all(&f, 1, 1);
@@ -908,14 +913,13 @@ static void of_far_too_many_traces_the_oldest_are_dropped(void)
     end(&f);
 }
 
-static bool wire_polls_until_answered(struct fixture *f, uint64_t *out_polls)
+/* The wire alone goes on until box 1 has answered a TRACE. */
+static bool wire_answers(struct fixture *f)
 {
-    for (*out_polls = 0; *out_polls < 10000 && f->traces[0].last_count == 0; (*out_polls)++) {
+    for (int i = 0; i < 10000 && f->traces[0].last_count == 0; i++) {
         uint64_t next = 0;
         CHECK_EQ(node_wire_poll(f->boxes[0].node, &next), FL_OK);
-        (void)peer_poll(f->peers, &next);
-        const struct fl_clock clock = local_network_clock(f->network);
-        local_network_advance(f->network, fl_clock_now(&clock) + 100 * FL_NS_PER_US);
+        coordinator_turn(f);
     }
     return f->traces[0].last_count == 1;
 }
@@ -924,32 +928,24 @@ static bool wire_polls_until_answered(struct fixture *f, uint64_t *out_polls)
 static void of_a_plan_that_goes_meanwhile_something_is_lost(void)
 {
     struct fixture f;
-    uint64_t polls = 0;
-    begin(&f, 1, 1 << 28, true);
-    CHECK(run_until(&f, all_joined));
-    send_plan(&f, 1, 1, 1);
-    send_admit(&f, 1, 1, 126, 1);
-    CHECK(run_until(&f, answered));
-    const struct fl_cluster_message trace = {.kind = FL_MESSAGE_TRACE,
-                                             .as.trace = {.plan_id = 1, .request_id = 1}};
-    const struct fl_cluster_message unplan = {.kind = FL_MESSAGE_UNPLAN, .as.unplan.plan_id = 1};
+    begin_answered(&f, 1, 1, &row_by_row);
     /* In the middle of an answer: what it said of its start stays true. */
-    memset(f.traces, 0, sizeof(f.traces[0]));
-    say(&f, f.boxes[0].link, &trace);
+    forget_traces(&f);
+    send_trace(&f, 0, 1, 1);
     while (f.traces[0].message_count == 0) {
         round_all(&f);
     }
     CHECK_EQ(f.traces[0].last_count, 0);
     const struct fl_start_record start = f.traces[0].start;
     CHECK(start.shard_bytes > 0);
-    say(&f, f.boxes[0].link, &unplan);
-    CHECK(wire_polls_until_answered(&f, &polls));
+    send_unplan(&f, 0, 1);
+    CHECK(wire_answers(&f));
     CHECK_EQ(f.traces[0].start.shard_bytes, start.shard_bytes);
     CHECK_EQ(f.traces[0].lost, 0);
     /* And before it. */
-    memset(f.traces, 0, sizeof(f.traces[0]));
-    say(&f, f.boxes[0].link, &trace);
-    CHECK(wire_polls_until_answered(&f, &polls));
+    forget_traces(&f);
+    send_trace(&f, 0, 1, 1);
+    CHECK(wire_answers(&f));
     CHECK_EQ(f.traces[0].span_count, 0);
     CHECK(f.traces[0].lost > 0);
     end(&f);
