@@ -12,12 +12,9 @@
 
 #include "pipeline/gguf_cursor.h"
 #include "pipeline/gguf_keys.h"
+#include "pipeline/gguf_tensors.h"
 
 enum {
-    DIM_COUNT_MAX = 4,
-    ALIGNMENT_DEFAULT = 32,
-    ALIGNMENT_MIN = 8,
-    ALIGNMENT_MAX = 1 << 20,
     PATH_SIZE_MAX = 4096,
     SPLIT_SUFFIX_SIZE = 20, /* "-00001-of-00003.gguf" */
 };
@@ -35,16 +32,12 @@ struct part {
     void *mapping; /* anonymous memory that holds the header, or NULL when it is borrowed */
     size_t mapping_size;
     struct gguf_keys keys;
-    uint32_t tensor_first;
-    uint32_t tensor_count;
 };
 
 struct gguf {
     struct part parts[FL_FILE_COUNT_MAX];
     uint32_t part_count;
-    struct gguf_tensor *tensors; /* [tensor_count], in file order */
-    uint32_t tensor_count;
-    const struct gguf_tensor **by_name; /* [tensor_count], sorted */
+    struct gguf_tensors tensors; /* of all parts */
 };
 
 /* ---- what a file is ---- */
@@ -116,184 +109,6 @@ static fl_status check_magic(struct gguf_cursor *cursor)
     return FL_OK;
 }
 
-/* ---- tensors ---- */
-
-/* Bytes of a tensor; 0 when its type is unknown. */
-static fl_status tensor_size(const struct part *part, const struct gguf_tensor *tensor,
-                             uint64_t *out)
-{
-    uint64_t elements = 1;
-    for (uint32_t i = 0; i < DIM_COUNT_MAX; i++) {
-        if (tensor->dims[i] == 0) {
-            return FL_FAIL(FL_MALFORMED, "%s: dimension %" PRIu32 " of tensor %s is 0", part->path,
-                           i, gguf_show(tensor->name).text);
-        }
-        if (__builtin_mul_overflow(elements, tensor->dims[i], &elements) || elements > INT64_MAX) {
-            return FL_FAIL(FL_MALFORMED,
-                           "%s: the dimensions of tensor %s multiply to more than "
-                           "2^63 elements",
-                           part->path, gguf_show(tensor->name).text);
-        }
-    }
-    *out = 0;
-    if (!fl_dtype_known(tensor->dtype)) {
-        return FL_OK;
-    }
-    const enum fl_dtype dtype = (enum fl_dtype)tensor->dtype;
-    const uint32_t length = fl_dtype_block_length(dtype);
-    if (tensor->dims[0] % length != 0) {
-        return FL_FAIL(FL_MALFORMED,
-                       "%s: rows of tensor %s have %" PRIu64
-                       " elements; with type %s it must be a multiple of %" PRIu32,
-                       part->path, gguf_show(tensor->name).text, tensor->dims[0],
-                       fl_dtype_name(dtype), length);
-    }
-    if (__builtin_mul_overflow(elements / length, (uint64_t)fl_dtype_block_size(dtype), out)) {
-        return FL_FAIL(FL_MALFORMED, "%s: tensor %s is larger than 2^64 bytes", part->path,
-                       gguf_show(tensor->name).text);
-    }
-    return FL_OK;
-}
-
-static fl_status parse_tensor(const struct part *part, struct gguf_cursor *cursor,
-                              struct gguf_tensor *tensor)
-{
-    FL_TRY(gguf_cursor_string(cursor, GGUF_TENSOR_NAME_MAX, "a tensor's name", &tensor->name));
-    FL_TRY(gguf_cursor_u32(cursor, &tensor->dim_count));
-    if (tensor->dim_count < 1 || tensor->dim_count > DIM_COUNT_MAX) {
-        return FL_FAIL(FL_MALFORMED,
-                       "%s: tensor %s has %" PRIu32 " dimensions; 1 to %d are allowed", part->path,
-                       gguf_show(tensor->name).text, tensor->dim_count, DIM_COUNT_MAX);
-    }
-    for (uint32_t i = 0; i < DIM_COUNT_MAX; i++) {
-        tensor->dims[i] = 1;
-        if (i < tensor->dim_count) {
-            FL_TRY(gguf_cursor_u64(cursor, &tensor->dims[i]));
-        }
-    }
-    FL_TRY(gguf_cursor_u32(cursor, &tensor->dtype));
-    FL_TRY(gguf_cursor_u64(cursor, &tensor->offset));
-    return tensor_size(part, tensor, &tensor->size);
-}
-
-/* From an offset within the data to one within the file, which must hold all of the tensor. */
-static fl_status place_tensor(const struct part *part, uint64_t data_first, uint64_t alignment,
-                              struct gguf_tensor *tensor)
-{
-    if (tensor->offset % alignment != 0) {
-        return FL_FAIL(FL_MALFORMED,
-                       "%s: tensor %s begins at offset %" PRIu64
-                       ", which is not a multiple of the alignment %" PRIu64,
-                       part->path, gguf_show(tensor->name).text, tensor->offset, alignment);
-    }
-    uint64_t end;
-    if (__builtin_add_overflow(data_first, tensor->offset, &tensor->offset) ||
-        __builtin_add_overflow(tensor->offset, tensor->size, &end) || end > part->file_size) {
-        return FL_FAIL(FL_MALFORMED,
-                       "%s: tensor %s (%" PRIu64 " bytes at offset %" PRIu64
-                       ") lies beyond the end of the file at %" PRIu64
-                       ": it was cut short, copy or download it again",
-                       part->path, gguf_show(tensor->name).text, tensor->size, tensor->offset,
-                       part->file_size);
-    }
-    return FL_OK;
-}
-
-static fl_status read_alignment(const struct part *part, uint64_t *out)
-{
-    uint64_t value = ALIGNMENT_DEFAULT;
-    const fl_status status = gguf_keys_uint(&part->keys, "general.alignment", UINT32_MAX, &value);
-    if (status != FL_OK && status != FL_NOT_FOUND) {
-        return status;
-    }
-    if (value < ALIGNMENT_MIN || value > ALIGNMENT_MAX || (value & (value - 1)) != 0) {
-        return FL_FAIL(FL_MALFORMED,
-                       "%s: general.alignment is %" PRIu64 "; it must be a power of two, %d to %d",
-                       part->path, value, ALIGNMENT_MIN, ALIGNMENT_MAX);
-    }
-    *out = value;
-    return FL_OK;
-}
-
-static fl_status parse_tensors(struct gguf *gguf, struct part *part, struct gguf_cursor *cursor,
-                               uint64_t count)
-{
-    if (count > GGUF_TENSOR_COUNT_MAX - gguf->tensor_count) {
-        return FL_FAIL(FL_TOO_LARGE, "%s: claims %" PRIu64 " tensors; at most %d are allowed",
-                       part->path, count, GGUF_TENSOR_COUNT_MAX);
-    }
-    uint64_t alignment = ALIGNMENT_DEFAULT;
-    FL_TRY(read_alignment(part, &alignment));
-    part->tensor_first = gguf->tensor_count;
-    part->tensor_count = (uint32_t)count;
-    const size_t total = gguf->tensor_count + count;
-    struct gguf_tensor *tensors =
-        realloc(gguf->tensors, (total != 0 ? total : 1) * sizeof(*tensors));
-    if (tensors == NULL) {
-        return FL_FAIL(FL_NO_MEMORY, "%s: no memory for %zu tensors", part->path, total);
-    }
-    gguf->tensors = tensors;
-    for (; gguf->tensor_count < total; gguf->tensor_count++) {
-        struct gguf_tensor *tensor = &tensors[gguf->tensor_count];
-        *tensor = (struct gguf_tensor){.file = gguf->part_count};
-        FL_TRY(parse_tensor(part, cursor, tensor));
-    }
-    const uint64_t data_first = (cursor->at + alignment - 1) & ~(alignment - 1);
-    for (uint32_t i = part->tensor_first; i < gguf->tensor_count; i++) {
-        FL_TRY(place_tensor(part, data_first, alignment, &tensors[i]));
-    }
-    return FL_OK;
-}
-
-static int tensor_compare_name(const void *a, const void *b)
-{
-    return gguf_string_compare((*(const struct gguf_tensor *const *)a)->name,
-                               (*(const struct gguf_tensor *const *)b)->name);
-}
-
-static int tensor_compare_place(const void *a, const void *b)
-{
-    const struct gguf_tensor *x = *(const struct gguf_tensor *const *)a;
-    const struct gguf_tensor *y = *(const struct gguf_tensor *const *)b;
-    if (x->file != y->file) {
-        return x->file < y->file ? -1 : 1;
-    }
-    return (x->offset > y->offset) - (x->offset < y->offset);
-}
-
-/* Sort the tensors by name for lookups, after a look at how they lie in their files. */
-static fl_status index_tensors(struct gguf *gguf)
-{
-    const uint32_t count = gguf->tensor_count;
-    gguf->by_name = calloc(count != 0 ? count : 1, sizeof(void *));
-    if (gguf->by_name == NULL) {
-        return FL_FAIL(FL_NO_MEMORY, "%s: no memory for %" PRIu32 " tensors", gguf->parts[0].path,
-                       count);
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        gguf->by_name[i] = &gguf->tensors[i];
-    }
-    qsort(gguf->by_name, count, sizeof(void *), tensor_compare_place);
-    for (uint32_t i = 1; i < count; i++) {
-        const struct gguf_tensor *before = gguf->by_name[i - 1];
-        const struct gguf_tensor *tensor = gguf->by_name[i];
-        if (before->file == tensor->file && tensor->offset - before->offset < before->size) {
-            return FL_FAIL(FL_MALFORMED, "%s: tensors %s and %s overlap at byte %" PRIu64,
-                           gguf->parts[tensor->file].path, gguf_show(before->name).text,
-                           gguf_show(tensor->name).text, tensor->offset);
-        }
-    }
-    qsort(gguf->by_name, count, sizeof(void *), tensor_compare_name);
-    for (uint32_t i = 1; i < count; i++) {
-        if (tensor_compare_name(&gguf->by_name[i - 1], &gguf->by_name[i]) == 0) {
-            return FL_FAIL(FL_MALFORMED, "%s: tensor %s is there twice",
-                           gguf->parts[gguf->by_name[i]->file].path,
-                           gguf_show(gguf->by_name[i]->name).text);
-        }
-    }
-    return FL_OK;
-}
-
 /* ---- files ---- */
 
 static fl_status parse_part(struct gguf *gguf, struct part *part, struct gguf_cursor *cursor)
@@ -304,7 +119,7 @@ static fl_status parse_part(struct gguf *gguf, struct part *part, struct gguf_cu
     FL_TRY(gguf_cursor_u64(cursor, &tensor_count));
     FL_TRY(gguf_cursor_u64(cursor, &key_count));
     FL_TRY(gguf_keys_read(&part->keys, cursor, key_count));
-    FL_TRY(parse_tensors(gguf, part, cursor, tensor_count));
+    FL_TRY(gguf_tensors_read(&gguf->tensors, cursor, &part->keys, tensor_count, gguf->part_count));
     part->header_size = cursor->at;
     return FL_OK;
 }
@@ -451,10 +266,10 @@ static fl_status open_parts(struct gguf *gguf, const char *path)
         FL_TRY(open_part(gguf, name));
         FL_TRY(check_split(&gguf->parts[number - 1], number, count));
     }
-    FL_TRY(split_value(first, "split.tensors.count", UINT32_MAX, gguf->tensor_count, &tensors));
-    if (tensors != gguf->tensor_count) {
+    FL_TRY(split_value(first, "split.tensors.count", UINT32_MAX, gguf->tensors.count, &tensors));
+    if (tensors != gguf->tensors.count) {
         return FL_FAIL(FL_MALFORMED, "%s: announces %" PRIu64 " tensors, its parts hold %" PRIu32,
-                       path, tensors, gguf->tensor_count);
+                       path, tensors, gguf->tensors.count);
     }
     return FL_OK;
 }
@@ -463,7 +278,11 @@ static fl_status open_parts(struct gguf *gguf, const char *path)
 static fl_status finish(struct gguf *gguf, fl_status status, struct gguf **out)
 {
     if (status == FL_OK) {
-        status = index_tensors(gguf);
+        const char *paths[FL_FILE_COUNT_MAX];
+        for (uint32_t i = 0; i < gguf->part_count; i++) {
+            paths[i] = gguf->parts[i].path;
+        }
+        status = gguf_tensors_index(&gguf->tensors, paths);
     }
     if (status != FL_OK) {
         gguf_close(gguf);
@@ -529,8 +348,7 @@ void gguf_close(struct gguf *gguf)
         gguf_keys_free(&part->keys);
         free(part->path);
     }
-    free(gguf->tensors);
-    free(gguf->by_name);
+    gguf_tensors_free(&gguf->tensors);
     free(gguf);
 }
 
@@ -568,24 +386,18 @@ fl_status gguf_file_check(const struct gguf *gguf, uint32_t file, int fd)
 
 uint32_t gguf_tensor_count(const struct gguf *gguf)
 {
-    return gguf->tensor_count;
+    return gguf->tensors.count;
 }
 
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint32_t index)
 {
-    FL_ASSERT(index < gguf->tensor_count);
-    return &gguf->tensors[index];
+    FL_ASSERT(index < gguf->tensors.count);
+    return &gguf->tensors.list[index];
 }
 
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *gguf, const char *name)
 {
-    const struct gguf_tensor wanted = {.name = gguf_string_of(name)};
-    const struct gguf_tensor *key = &wanted;
-    const struct gguf_tensor **found =
-        gguf->tensor_count == 0
-            ? NULL
-            : bsearch(&key, gguf->by_name, gguf->tensor_count, sizeof(void *), tensor_compare_name);
-    return found != NULL ? *found : NULL;
+    return gguf_tensors_find(&gguf->tensors, name);
 }
 
 /* ---- values ---- */

@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "pipeline/gguf_string.h"
 #include "proto/base/status.h"
 #include "proto/dtype.h"
 #include "proto/model_shape.h"
@@ -36,11 +37,6 @@ enum {
 };
 
 struct gguf;
-
-struct gguf_string {
-    const char *data; /* not terminated; may hold NUL */
-    size_t size;
-};
 
 enum gguf_type {
     GGUF_UINT8,

@@ -8,23 +8,6 @@
 /* What is read beyond the header's end is of no use here, and is less than this. */
 enum { READ_SIZE_MAX = 256 << 10 };
 
-struct gguf_shown gguf_show(struct gguf_string string)
-{
-    struct gguf_shown shown = {.text = ""};
-    const size_t size = string.size < GGUF_SHOWN_MAX ? string.size : GGUF_SHOWN_MAX;
-    for (size_t i = 0; i < size; i++) {
-        const unsigned char byte = (unsigned char)string.data[i];
-        shown.text[i] = string.data[i];
-        if (byte < 0x20 || byte == 0x7f) {
-            shown.text[i] = '?';
-        }
-    }
-    if (string.size > GGUF_SHOWN_MAX) {
-        memcpy(shown.text + size, "...", 4);
-    }
-    return shown;
-}
-
 static uint32_t load_u32(const unsigned char *at)
 {
     uint32_t value;

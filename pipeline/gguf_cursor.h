@@ -13,9 +13,10 @@
 #include <stdint.h>
 
 #include "pipeline/gguf.h"
+#include "pipeline/gguf_string.h"
 #include "proto/base/status.h"
 
-enum { GGUF_SHOWN_MAX = 72, GGUF_CURSOR_READ_SIZE = 64 << 10 };
+enum { GGUF_CURSOR_READ_SIZE = 64 << 10 };
 
 struct gguf_cursor {
     const char *path; /* for error sentences */
@@ -27,12 +28,6 @@ struct gguf_cursor {
     size_t at;
     size_t read_size; /* of the next read; GGUF_CURSOR_READ_SIZE at first, then more */
 };
-
-/* A name as it may be printed: cut, and without control characters. */
-struct gguf_shown {
-    char text[GGUF_SHOWN_MAX + 4];
-};
-struct gguf_shown gguf_show(struct gguf_string string);
 
 FL_MUST_CHECK fl_status gguf_cursor_fill(struct gguf_cursor *cursor, size_t size);
 

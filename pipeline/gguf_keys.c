@@ -14,18 +14,6 @@ static uint64_t load_u64(const unsigned char *at)
     return value;
 }
 
-int gguf_string_compare(struct gguf_string a, struct gguf_string b)
-{
-    const size_t common = a.size < b.size ? a.size : b.size;
-    const int order = common != 0 ? memcmp(a.data, b.data, common) : 0;
-    return order != 0 ? order : (a.size > b.size) - (a.size < b.size);
-}
-
-struct gguf_string gguf_string_of(const char *text)
-{
-    return (struct gguf_string){.data = text, .size = strlen(text)};
-}
-
 static const struct {
     const char *name;
     size_t size; /* 0: not a fixed one */

@@ -54,8 +54,4 @@ FL_MUST_CHECK fl_status gguf_keys_floats(const struct gguf_keys *keys, const cha
 FL_MUST_CHECK fl_status gguf_keys_uints(const struct gguf_keys *keys, const char *name,
                                         uint32_t max, uint32_t *out, uint32_t count);
 
-/* Order of names: by bytes, the shorter first. */
-int gguf_string_compare(struct gguf_string a, struct gguf_string b);
-struct gguf_string gguf_string_of(const char *text);
-
 #endif
