@@ -192,7 +192,7 @@ static fl_status listen_unix(const char *path, int fd)
     const int error = errno;
     umask(before);
     if (bound != 0) {
-        return FL_FAIL(FL_INVALID, "cannot listen on unix:%s: %s", path, strerror(error));
+        return FL_FAIL(FL_IO, "cannot listen on unix:%s: %s", path, strerror(error));
     }
     return FL_OK;
 }
@@ -210,7 +210,7 @@ static fl_status listen_tcp(const char *text, const struct fl_network_socket *na
                        "port with --client-listen",
                        text);
     }
-    return FL_FAIL(FL_INVALID, "cannot listen on %s: %s", text, strerror(errno));
+    return FL_FAIL(FL_IO, "cannot listen on %s: %s", text, strerror(errno));
 }
 
 static fl_status bind_address(struct client_server *server, const char *text,
@@ -232,7 +232,7 @@ static fl_status bind_address(struct client_server *server, const char *text,
     const int kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
     const int fd = socket(name.storage.ss_family, kind, 0);
     if (fd < 0) {
-        return FL_FAIL(FL_INVALID, "no socket for %s: %s", text, strerror(errno));
+        return FL_FAIL(FL_IO, "no socket for %s: %s", text, strerror(errno));
     }
     fl_status status =
         address.is_unix ? listen_unix(address.path, fd) : listen_tcp(text, &name, fd);

@@ -53,8 +53,8 @@ FL_MUST_CHECK fl_status client_server_open(const struct client_server_config *co
                                            struct client_server **out);
 void client_server_close(struct client_server *server);
 
-/* "host:port" (port 0: any) or "unix:/path".  FL_BUSY when it is in use, FL_INVALID, FL_DENIED for
- * an address that other machines reach while there is no key. */
+/* "host:port" (port 0: any) or "unix:/path".  FL_BUSY when it is in use, FL_INVALID when it is
+ * none, FL_DENIED when other machines reach it while there is no key, FL_IO with the system's reason. */
 FL_MUST_CHECK fl_status client_server_listen(struct client_server *server, const char *address);
 
 /* The address of listener `index` as text, "" when there is none. */

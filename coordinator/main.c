@@ -21,6 +21,8 @@ static const uint64_t leave_wait_ns = 300 * FL_NS_PER_MS;
 
 enum { NETWORK_WAIT_MS = 1000 };
 
+enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
 struct program {
     struct settings settings;
     bool has_key;
@@ -236,21 +238,33 @@ static void close_program(struct program *program)
     }
 }
 
+/* Returns the exit status. */
+static int run(struct program *program)
+{
+    const fl_status status = open_program(program);
+    if (status == FL_INVALID || status == FL_DENIED) {
+        return EXIT_USAGE; /* an address that is none, or that needs a key */
+    }
+    if (status != FL_OK) {
+        return status == FL_CANCELLED ? EXIT_SUCCESS : EXIT_FAILED;
+    }
+    say_ready(program);
+    serve(program);
+    fl_log(FL_LOG_INFO, "stopping");
+    return EXIT_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
     fl_stop_signal_block(); /* before anything else, so that none is lost */
     struct program program = {.signals = -1};
     fl_log_init("firstlight-coordinator", fl_log_level_from_env(FL_LOG_INFO));
-    fl_status status = settings_read(argc, argv, &program.settings);
-    if (status == FL_OK) {
-        fl_log_init("firstlight-coordinator", program.settings.log);
-        status = open_program(&program);
+    const fl_status status = settings_read(argc, argv, &program.settings);
+    if (status != FL_OK) {
+        return status == FL_END ? EXIT_SUCCESS : EXIT_USAGE;
     }
-    if (status == FL_OK) {
-        say_ready(&program);
-        serve(&program);
-        fl_log(FL_LOG_INFO, "stopping");
-    }
+    fl_log_init("firstlight-coordinator", program.settings.log);
+    const int exit_status = run(&program);
     close_program(&program);
-    return status == FL_OK || status == FL_END ? 0 : 1;
+    return exit_status;
 }

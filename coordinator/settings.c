@@ -41,6 +41,7 @@ static const char HELP[] =
     "\n"
     "A request without a limit of its own may fill the rest of the context, and the KV\n"
     "cache for that is reserved when it starts: give limits to run many at once.\n"
+    "Exit status: 0 stopped, 1 failed, 2 called or configured wrongly.\n"
     "\n"
     "examples:\n"
     "  firstlight-coordinator --models /srv/models\n"
@@ -273,7 +274,7 @@ static fl_status find_file(int argc, char **argv, struct settings *out)
 {
     opterr = 0;
     optind = 0; /* start anew */
-    for (int option; (option = getopt_long(argc, argv, "", OPTIONS, NULL)) != -1;) {
+    for (int option; (option = getopt_long(argc, argv, "+:", OPTIONS, NULL)) != -1;) {
         if (option == OPTION_CONFIG) {
             FL_TRY(take_file(optarg, out));
         }
@@ -306,6 +307,20 @@ static fl_status finish(struct settings *out)
     return FL_OK;
 }
 
+/* The next flag, or -1 after the last. */
+static fl_status next_option(int argc, char **argv, int *out)
+{
+    *out = getopt_long(argc, argv, "+:", OPTIONS, NULL);
+    if (*out == ':') {
+        return FL_FAIL(FL_INVALID, "%s needs a value; --help says which", argv[optind - 1]);
+    }
+    if (*out == '?' && optopt >= OPTION_MODELS) {
+        return FL_FAIL(FL_INVALID, "%s: this option takes no value", argv[optind - 1]);
+    }
+    return *out == '?' ? FL_FAIL(FL_INVALID, "%s is no option; --help lists them", argv[optind - 1])
+                       : FL_OK;
+}
+
 fl_status settings_read(int argc, char **argv, struct settings *out)
 {
     set_defaults(out);
@@ -314,8 +329,8 @@ fl_status settings_read(int argc, char **argv, struct settings *out)
     bool flag_listens = false;
     optind = 0;
     for (;;) {
-        const int before = optind > 0 ? optind : 1;
-        const int option = getopt_long(argc, argv, "", OPTIONS, NULL);
+        int option = 0;
+        FL_TRY(next_option(argc, argv, &option));
         if (option == -1) {
             break;
         }
@@ -326,10 +341,6 @@ fl_status settings_read(int argc, char **argv, struct settings *out)
         if (option == OPTION_VERSION) {
             printf("firstlight-coordinator %s\n", FL_VERSION);
             return FL_END;
-        }
-        if (option == '?') {
-            return FL_FAIL(FL_INVALID, "%s is no option, or lacks its value; --help lists them",
-                           argv[before]);
         }
         if (option == OPTION_CLIENT_LISTEN && file_listens > 0 && !flag_listens) {
             out->client_listen_count = 0; /* the file's give way to the flags' */

@@ -41,6 +41,11 @@ class LabError(Exception):
         self.status = status
 
 
+def wrong(sentence):
+    """What the user wrote is not right, whatever the machine is like."""
+    return LabError(sentence, 2)
+
+
 @dataclass
 class Host:
     """One host; None means not limited."""
@@ -62,11 +67,11 @@ class HostsFile:
 def quantity(text, units, per_second, bounds, what, example):
     match = QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) <= 40 else None
     if not match or match[2] not in units or bool(match[3]) != per_second:
-        raise LabError(f"{what} is {json.dumps(text)}; something like \"{example}\" would be right")
+        raise wrong(f"{what} is {json.dumps(text)}; something like \"{example}\" would be right")
     value = round(float(match[1]) * units[match[2]])
     if not bounds[0] <= value <= bounds[1]:
         low, high = (amount(bound, units, per_second) for bound in bounds)
-        raise LabError(f"{what} is \"{text}\"; {low} to {high} would be right")
+        raise wrong(f"{what} is \"{text}\"; {low} to {high} would be right")
     return value
 
 
@@ -94,7 +99,7 @@ def memory_size(text, what):
 
 def cpu_cores(number, what):
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not CPU[0] <= number <= CPU[1]:
-        raise LabError(f"{what} is {json.dumps(number)}; a number of cores from {CPU[0]} to {CPU[1]:.0f} would be right")
+        raise wrong(f"{what} is {json.dumps(number)}; a number of cores from {CPU[0]} to {CPU[1]:.0f} would be right")
     return float(number)
 
 
@@ -105,7 +110,7 @@ def no_key_twice(pairs):
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:
-            raise LabError(f"the key \"{key}\" is there twice in one object")
+            raise wrong(f"the key \"{key}\" is there twice in one object")
     return dict(pairs)
 
 
@@ -114,21 +119,21 @@ def load_json(path):
         with open(path, "rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise LabError(f"{path}: cannot be read: {error.strerror}") from None
+        raise wrong(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > FILE_BYTES_MAX:
-        raise LabError(f"{path}: is longer than {FILE_BYTES_MAX} bytes; that is no lab file")
+        raise wrong(f"{path}: is longer than {FILE_BYTES_MAX} bytes; that is no lab file")
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=no_key_twice)
     except LabError as error:
-        raise LabError(f"{path}: {error}") from None
+        raise LabError(f"{path}: {error}", error.status) from None
     except (ValueError, RecursionError) as error:
-        raise LabError(f"{path}: is no JSON: {str(error) or 'nested too deep'}") from None
+        raise wrong(f"{path}: is no JSON: {str(error) or 'nested too deep'}") from None
 
 
 def refuse_other_keys(what, thing, keys):
     for key in thing:
         if key not in keys:
-            raise LabError(f"{what} has the unknown key \"{key[:40]}\"; there are {', '.join(keys)}")
+            raise wrong(f"{what} has the unknown key \"{key[:40]}\"; there are {', '.join(keys)}")
 
 
 def is_path(name):
@@ -141,24 +146,24 @@ def is_path(name):
 
 def file_path(name, base, what):
     if not is_path(name):
-        raise LabError(f"{what} has {json.dumps(name)} among its files; a path would be right")
+        raise wrong(f"{what} has {json.dumps(name)} among its files; a path would be right")
     return os.path.normpath(os.path.join(base, os.path.expanduser(name)))
 
 
 def read_host(entry, number, base):
     what = f"host {number}"
     if not isinstance(entry, dict):
-        raise LabError(f"{what} is {json.dumps(entry)[:60]}; an object with a \"name\" would be right")
+        raise wrong(f"{what} is {json.dumps(entry)[:60]}; an object with a \"name\" would be right")
     name = entry.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise LabError(f"{what} has the name {json.dumps(name)[:60]}; 1 to 31 of a-z, 0-9 and '-' would be right")
+        raise wrong(f"{what} has the name {json.dumps(name)[:60]}; 1 to 31 of a-z, 0-9 and '-' would be right")
     if name in NAMES_TAKEN:
-        raise LabError(f"{what} has the name \"{name}\", which means something else here; box1 would be right")
+        raise wrong(f"{what} has the name \"{name}\", which means something else here; box1 would be right")
     refuse_other_keys(name, entry, HOST_KEYS)
     limits = {key: read(entry[key], f"{name}: {key}") for key, read in LIMITS.items() if entry.get(key) is not None}
     files = entry.get("files") or []
     if not isinstance(files, list) or len(files) > FILES_MAX:
-        raise LabError(f"{name}: files is no list of at most {FILES_MAX} paths")
+        raise wrong(f"{name}: files is no list of at most {FILES_MAX} paths")
     paths = [file_path(file, base, name) for file in files]
     refuse_same_base(name, paths)
     return Host(name=name, files=paths, **limits)
@@ -168,18 +173,18 @@ def refuse_same_base(name, paths):
     bases = [os.path.basename(path) for path in paths]
     for base in bases:
         if bases.count(base) > 1:
-            raise LabError(f"{name}: two files are named {base}; they would be copied to one place")
+            raise wrong(f"{name}: two files are named {base}; they would be copied to one place")
 
 
 def read_hosts(thing, base):
     entries = thing.get("hosts")
     if not isinstance(entries, list) or not 1 <= len(entries) <= HOSTS_MAX:
-        raise LabError(f"\"hosts\" is no list of 1 to {HOSTS_MAX} hosts")
+        raise wrong(f"\"hosts\" is no list of 1 to {HOSTS_MAX} hosts")
     hosts = [read_host(entry, number, base) for number, entry in enumerate(entries, 1)]
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise LabError(f"two hosts are named \"{name}\"; every host needs a name of its own")
+            raise wrong(f"two hosts are named \"{name}\"; every host needs a name of its own")
     return hosts
 
 
@@ -189,11 +194,11 @@ def read(path):
     base = os.path.dirname(os.path.abspath(path))
     try:
         if not isinstance(thing, dict):
-            raise LabError("holds no object; {\"hosts\": [..]} would be right")
+            raise wrong("holds no object; {\"hosts\": [..]} would be right")
         refuse_other_keys("the file", thing, ("hosts", "folder"))
         folder = thing.get("folder", "/var/tmp")
         if not is_path(folder):
-            raise LabError(f"\"folder\" is {json.dumps(folder)[:60]}; the path of a folder would be right")
+            raise wrong(f"\"folder\" is {json.dumps(folder)[:60]}; the path of a folder would be right")
         folder = os.path.normpath(os.path.join(base, os.path.expanduser(folder)))
         return HostsFile(path=os.path.abspath(path), folder=folder, hosts=read_hosts(thing, base))
     except LabError as error:

@@ -32,7 +32,7 @@ struct exchange_config {
 
 #define EXCHANGE_OPTIONS(config)                                                                     \
     {OPTION_HEADING, "Connection and output", NULL, NULL, NULL, 0, 0},                               \
-        {OPTION_TEXT,                                                                                \
+        {OPTION_ADDRESS,                                                                             \
          "--addr",                                                                                   \
          "HOST:PORT",                                                                                \
          "the coordinator, or unix:/path (FIRSTLIGHT_ADDR; 127.0.0.1:7411)",                         \

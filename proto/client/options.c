@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/network_address.h"
+
 enum { NAME_MAX_SIZE = 40, OPTION_MAX = 64, HELP_COLUMN = 28 };
 
 /* ---- a word mistyped ---- */
@@ -114,12 +116,21 @@ static fl_status take_real(const struct command_line *line, const struct option 
     return FL_OK;
 }
 
+static fl_status take_address(const struct option *option, const char *text)
+{
+    struct fl_network_address address;
+    FL_TRY(fl_network_address_parse(text, strlen(text), &address));
+    *(const char **)option->out = text;
+    return FL_OK;
+}
+
 static fl_status take_value(const struct command_line *line, const struct option *option,
                             const char *text)
 {
     uint64_t whole = 0;
     switch (option->kind) {
     case OPTION_TEXT: *(const char **)option->out = text; return FL_OK;
+    case OPTION_ADDRESS: return take_address(option, text);
     case OPTION_COUNT:
         FL_TRY(take_whole(line, option, text,
                           option->high > 0 ? (uint64_t)option->high : UINT32_MAX, &whole));

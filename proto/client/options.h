@@ -20,12 +20,13 @@ extern "C" {
 #endif
 
 enum option_kind {
-    OPTION_FLAG,  /* bool */
-    OPTION_TEXT,  /* const char * */
-    OPTION_COUNT, /* uint32_t */
-    OPTION_SEED,  /* uint64_t */
-    OPTION_REAL,  /* float, within low .. high */
-    OPTION_LIST,  /* struct option_list: may be given several times */
+    OPTION_FLAG,    /* bool */
+    OPTION_TEXT,    /* const char * */
+    OPTION_ADDRESS, /* const char *, HOST:PORT or unix:/path */
+    OPTION_COUNT,   /* uint32_t */
+    OPTION_SEED,    /* uint64_t */
+    OPTION_REAL,    /* float, within low .. high */
+    OPTION_LIST,    /* struct option_list: may be given several times */
     OPTION_HEADING,
 };
 

@@ -52,8 +52,10 @@ static void wrong_flags_are_named(void)
     static const struct {
         const char *flag, *value, *word;
     } wrong[] = {
-        {"--bogus", NULL, "--bogus"},
-        {"--context", NULL, "--context"},
+        {"--bogus", NULL, "--bogus is no option"},
+        {"--context", NULL, "--context needs a value"},
+        {"--no-overlap=3", NULL, "--no-overlap=3: this option takes no value"},
+        {"stray", "--context", "stray"},
         {"--context", "0", "1 to"},
         {"--context", "-5", "-5"},
         {"--context", "12x", "12x"},
