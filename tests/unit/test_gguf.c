@@ -398,6 +398,28 @@ static void test_strings_may_hold_nul_and_arrays_may_be_empty(void)
     gguf_buffer_free(&buffer);
 }
 
+/* A name ends where its length says, not at a NUL. */
+static void test_names_may_hold_nul(void)
+{
+    struct gguf_buffer buffer = {0};
+    struct gguf *gguf = NULL;
+    uint64_t value = 0;
+    gguf_put_header(&buffer, 3);
+    gguf_put_key_uint(&buffer, "key_", GGUF_UINT32, 1);
+    gguf_put_key_uint(&buffer, "key", GGUF_UINT32, 2);
+    gguf_put_tensor(&buffer, "w_", 1, dims_64, FL_DTYPE_F32, 0);
+    gguf_put_tensor(&buffer, "w", 1, dims_64, FL_DTYPE_F32, 256);
+    gguf_put_padding(&buffer, 32);
+    ((char *)memmem(buffer.data, buffer.size, "key_", 4))[3] = '\0';
+    ((char *)memmem(buffer.data, buffer.size, "w_", 2))[1] = '\0';
+    CHECK_EQ(parse(&buffer, &gguf), FL_OK);
+    CHECK_EQ(gguf_get_uint(gguf, "key", 9, &value), FL_OK);
+    CHECK_EQ(value, 2);
+    CHECK_EQ(gguf_tensor_find(gguf, "w")->offset, buffer.size + 256);
+    gguf_close(gguf);
+    gguf_buffer_free(&buffer);
+}
+
 static void test_arrays_of_numbers_are_read_and_checked(void)
 {
     static const uint32_t values[3] = {1, 2, 250};
@@ -430,23 +452,33 @@ static void test_arrays_of_numbers_are_read_and_checked(void)
     gguf_buffer_free(&buffer);
 }
 
-static void test_offsets_beyond_4_gib_are_kept(void)
+static void test_offsets_beyond_2_and_4_gib_are_kept(void)
 {
+    static const uint64_t offsets[] = {(1ull << 31) - 32, 1ull << 31, 3ull << 30, (1ull << 32) - 32,
+                                       1ull << 32,        5ull << 30, 1ull << 50};
+    for (size_t i = 0; i < sizeof(offsets) / sizeof(offsets[0]); i++) {
+        struct gguf_buffer buffer = {0};
+        struct gguf *gguf = NULL;
+        const uint64_t far = offsets[i];
+        gguf_put_header(&buffer, 3);
+        gguf_put_tensor(&buffer, "near", 1, dims_64, FL_DTYPE_F32, 0);
+        gguf_put_tensor(&buffer, "far", 1, dims_64, FL_DTYPE_F32, far);
+        gguf_put_padding(&buffer, 32);
+        CHECK_EQ(gguf_parse(buffer.data, buffer.size, buffer.size + far + 256, &gguf), FL_OK);
+        CHECK(gguf_tensor_find(gguf, "far")->offset == buffer.size + far);
+        gguf_close(gguf);
+        gguf = NULL;
+        CHECK_EQ(gguf_parse(buffer.data, buffer.size, buffer.size + far + 255, &gguf),
+                 FL_MALFORMED);
+        gguf_buffer_free(&buffer);
+    }
+}
+
+static void test_a_sparse_file_of_5_gib_is_opened(void)
+{
+    const uint64_t far = 5ull << 30;
     struct gguf_buffer buffer = {0};
     struct gguf *gguf = NULL;
-    const uint64_t far = 5ull << 30;
-    gguf_put_header(&buffer, 3);
-    gguf_put_tensor(&buffer, "near", 1, dims_64, FL_DTYPE_F32, 0);
-    gguf_put_tensor(&buffer, "far", 1, dims_64, FL_DTYPE_F32, far);
-    gguf_put_padding(&buffer, 32);
-    CHECK_EQ(gguf_parse(buffer.data, buffer.size, buffer.size + far + 256, &gguf), FL_OK);
-    CHECK(gguf_tensor_find(gguf, "far")->offset == buffer.size + far);
-    gguf_close(gguf);
-    gguf = NULL;
-    CHECK_EQ(gguf_parse(buffer.data, buffer.size, buffer.size + far + 255, &gguf), FL_MALFORMED);
-    gguf_buffer_free(&buffer);
-
-    /* The same in a sparse file. */
     struct temp_folder folder;
     char path[TEMP_PATH_MAX];
     temp_folder_make(&folder);
@@ -508,12 +540,10 @@ static void test_paths_that_are_no_model_are_refused(void)
 }
 
 /* Header of part `no` of `count` with one tensor. */
-static void put_part(const struct temp_folder *folder, const char *name, uint32_t no,
-                     uint32_t count, uint32_t total)
+static void put_part_of(const struct temp_folder *folder, const char *name, uint32_t no,
+                        uint32_t count, uint32_t total, const char *tensor)
 {
     struct gguf_buffer buffer = {0};
-    char tensor[8];
-    snprintf(tensor, sizeof(tensor), "t%u", (unsigned)no);
     gguf_put_header(&buffer, 3);
     if (no == 0) {
         gguf_put_key_text(&buffer, "general.name", "first");
@@ -527,6 +557,15 @@ static void put_part(const struct temp_folder *folder, const char *name, uint32_
     gguf_put(&buffer, data, sizeof(data));
     temp_folder_put(folder, name, buffer.data, buffer.size);
     gguf_buffer_free(&buffer);
+}
+
+/* The same with a tensor of the part's own. */
+static void put_part(const struct temp_folder *folder, const char *name, uint32_t no,
+                     uint32_t count, uint32_t total)
+{
+    char tensor[8];
+    snprintf(tensor, sizeof(tensor), "t%u", (unsigned)no);
+    put_part_of(folder, name, no, count, total, tensor);
 }
 
 static void test_split_files_are_one_model(void)
@@ -619,6 +658,34 @@ static void test_incomplete_splits_are_refused(void)
     check_refused(&buffer, FL_UNSUPPORTED, "2 parts");
 }
 
+static void test_swapped_doubled_and_foreign_parts_are_refused(void)
+{
+    struct temp_folder folder;
+    temp_folder_make(&folder);
+    put_part(&folder, "m-00001-of-00003.gguf", 0, 3, 3);
+    put_part(&folder, "m-00002-of-00003.gguf", 2, 3, 3);
+    put_part(&folder, "m-00003-of-00003.gguf", 1, 3, 3);
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED,
+                       "is part 3 of 3; part 2 is expected here");
+    put_part(&folder, "m-00002-of-00003.gguf", 1, 3, 3);
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED,
+                       "is part 2 of 3; part 3 is expected here");
+    put_part(&folder, "m-00003-of-00003.gguf", 0, 3, 3); /* the first once more */
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED, "is part 1 of 3");
+    /* Of another model, cut in as many parts: its tensors are there already, */
+    put_part_of(&folder, "m-00003-of-00003.gguf", 2, 3, 3, "t0");
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED, "tensor t0 is there twice");
+    /* or it is no part at all, */
+    put_part(&folder, "m-00003-of-00003.gguf", 0, 1, 1);
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED, "one of 1 parts");
+    temp_folder_put(&folder, "m-00003-of-00003.gguf", "PK\3\4 and more of it", 20);
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED, "zip archive");
+    temp_folder_put(&folder, "m-00003-of-00003.gguf", "", 0);
+    check_open_refused(&folder, "m-00001-of-00003.gguf", FL_MALFORMED,
+                       "m-00003-of-00003.gguf: the file is empty");
+    temp_folder_remove(&folder);
+}
+
 static void test_file_cut_in_its_header_is_refused(void)
 {
     /* Longer than one read, so that the cut falls into a later one. */
@@ -664,14 +731,18 @@ static const struct test_case cases[] = {
      test_values_out_of_range_or_of_another_kind_are_refused},
     {"gguf: strings may hold NUL and arrays may be empty",
      test_strings_may_hold_nul_and_arrays_may_be_empty},
+    {"gguf: names may hold NUL", test_names_may_hold_nul},
     {"gguf: arrays of numbers are read and checked", test_arrays_of_numbers_are_read_and_checked},
-    {"gguf: offsets beyond 4 GiB are kept", test_offsets_beyond_4_gib_are_kept},
+    {"gguf: offsets beyond 2 and 4 GiB are kept", test_offsets_beyond_2_and_4_gib_are_kept},
+    {"gguf: a sparse file of 5 GiB is opened", test_a_sparse_file_of_5_gib_is_opened},
     {"gguf: unknown types are listed, not refused", test_unknown_types_are_listed_not_refused},
     {"gguf: names in sentences are printable", test_names_in_sentences_are_printable},
     {"gguf: paths that are no model are refused", test_paths_that_are_no_model_are_refused},
     {"gguf: another file in its place is noticed", test_another_file_in_its_place_is_noticed},
     {"gguf: split files are one model", test_split_files_are_one_model},
     {"gguf: incomplete splits are refused", test_incomplete_splits_are_refused},
+    {"gguf: swapped, doubled and foreign parts are refused",
+     test_swapped_doubled_and_foreign_parts_are_refused},
     {"gguf: file cut in its header is refused", test_file_cut_in_its_header_is_refused},
 };
 

@@ -88,10 +88,9 @@ static uint32_t some_mhz(void)
 
 static const struct host_meter meter = {.medium_bytes = some_bytes, .mhz = some_mhz};
 
-static void open_loader(struct fixture *f)
+/* The loader of an open cache; `its_meter` may be NULL. */
+static void open_loader(struct fixture *f, const struct host_meter *its_meter)
 {
-    const struct shard_cache_config cache = {.folder = f->shards.path, .budget = 1 << 30};
-    CHECK_EQ(shard_cache_open(&cache, &f->cache), FL_OK);
     CHECK_EQ(fl_span_ring_open(FL_LANE_LOADER, 1024, &f->spans), FL_OK);
     const struct loader_config config = {
         .storage = &f->storage,
@@ -102,12 +101,48 @@ static void open_loader(struct fixture *f)
         .compute_wake = &f->wakes[1],
         .wire_wake = &f->wakes[2],
         .spans = f->spans,
-        .meter = &meter,
+        .meter = its_meter,
     };
     CHECK_EQ(loader_open(&config, &f->loader), FL_OK);
 }
 
-static void begin(struct fixture *f, enum source source, bool untied)
+static void close_loader(struct fixture *f)
+{
+    loader_close(f->loader);
+    fl_span_ring_close(f->spans);
+}
+
+/* Rewrite a model file with its weights `by` bytes further behind the header, a hole between. */
+static void move_weights(const char *path, uint64_t by)
+{
+    struct gguf *gguf = NULL;
+    struct stat st;
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && fstat(fd, &st) == 0);
+    unsigned char *bytes = malloc((size_t)st.st_size);
+    CHECK(bytes != NULL && pread(fd, bytes, (size_t)st.st_size, 0) == st.st_size);
+    CHECK_EQ(gguf_open(path, &gguf), FL_OK);
+    uint64_t data_first = UINT64_MAX;
+    for (uint32_t i = 0; i < gguf_tensor_count(gguf); i++) {
+        const struct gguf_tensor *tensor = gguf_tensor_at(gguf, i);
+        data_first = tensor->offset < data_first ? tensor->offset : data_first;
+    }
+    for (uint32_t i = 0; i < gguf_tensor_count(gguf); i++) {
+        const struct gguf_tensor *tensor = gguf_tensor_at(gguf, i);
+        const uint64_t offset = tensor->offset - data_first + by;
+        unsigned char *name = memmem(bytes, data_first, tensor->name.data, tensor->name.size);
+        memcpy(name + tensor->name.size + 4 + 8 * tensor->dim_count + 4, &offset, sizeof(offset));
+    }
+    gguf_close(gguf);
+    const size_t data_size = (size_t)((uint64_t)st.st_size - data_first);
+    CHECK_EQ(ftruncate(fd, (off_t)data_first), 0);
+    CHECK_EQ(pwrite(fd, bytes, (size_t)data_first, 0), data_first);
+    CHECK_EQ(pwrite(fd, bytes + data_first, data_size, (off_t)(data_first + by)), data_size);
+    free(bytes);
+    close(fd);
+}
+
+static void begin_moved(struct fixture *f, enum source source, bool untied, uint64_t by)
 {
     *f = (struct fixture){.refuse = FL_OK};
     temp_folder_make(&f->temp);
@@ -117,6 +152,9 @@ static void begin(struct fixture *f, enum source source, bool untied)
     spec.vocabulary = 40001; /* a table of several chunks, and no whole row groups */
     spec.untied = untied;
     CHECK_EQ(model_write(&spec, f->path), FL_OK);
+    if (by != 0) {
+        move_weights(f->path, by);
+    }
     CHECK_EQ(model_open(f->path, &f->model), FL_OK);
     const struct fl_manifest *whole = model_manifest(f->model);
     const struct model_range range = {
@@ -135,8 +173,15 @@ static void begin(struct fixture *f, enum source source, bool untied)
     CHECK_EQ(fetch_queue_open(&f->wakes[0], &f->wakes[2], &f->fetches), FL_OK);
     f->folder.path = source == FROM_FILE ? f->temp.path : NULL;
     f->storage = model_folder_storage(&f->folder);
-    open_loader(f);
+    const struct shard_cache_config cache = {.folder = f->shards.path, .budget = 1 << 30};
+    CHECK_EQ(shard_cache_open(&cache, &f->cache), FL_OK);
+    open_loader(f, &meter);
     begin_job(f);
+}
+
+static void begin(struct fixture *f, enum source source, bool untied)
+{
+    begin_moved(f, source, untied, 0);
 }
 
 static void clear_cache(const struct fixture *f)
@@ -157,8 +202,7 @@ static void clear_cache(const struct fixture *f)
 static void end(struct fixture *f)
 {
     end_job(f);
-    loader_close(f->loader);
-    fl_span_ring_close(f->spans);
+    close_loader(f);
     shard_cache_close(f->cache);
     fetch_queue_close(f->fetches);
     for (int i = 0; i < 3; i++) {
@@ -212,6 +256,13 @@ static bool serve(struct fixture *f)
     CHECK_EQ(fetch_queue_deliver(f->fetches, &header, bytes, header.size), FL_OK);
     f->served++;
     return true;
+}
+
+/* Until nothing more is to be done without an answer: everything is asked for, or committed. */
+static void work_dry(struct fixture *f)
+{
+    while (loader_step(f->loader) == FL_OK) {
+    }
 }
 
 /* Load until the loader lets go; false when it hangs. */
@@ -291,6 +342,20 @@ static void a_models_own_file_is_loaded_whole(void)
     }
 }
 
+static void weights_beyond_4_gib_are_loaded(void)
+{
+    for (enum source source = FROM_FILE; source <= FROM_WIRE; source++) {
+        struct fixture f;
+        begin_moved(&f, source, true, 5ull << 30);
+        const uint64_t first = f.manifest.pieces[0].tensors[0].offset;
+        const bool loaded = load(&f);
+        const bool right = all_is_right(&f);
+        end(&f);
+        CHECK(first > 5ull << 30);
+        CHECK(loaded && right);
+    }
+}
+
 static void pieces_are_published_in_the_order_of_use(void)
 {
     struct fixture f;
@@ -324,8 +389,7 @@ static void without_a_file_pieces_are_fetched_and_the_next_start_reads_the_cache
     const bool right = all_is_right(&f);
     const uint64_t fetched = f.node_plan->bytes_fetched;
     const uint64_t total = f.node_plan->bytes_total;
-    while (loader_step(f.loader) == FL_OK) { /* commits */
-    }
+    work_dry(&f);
     const uint32_t served = f.served;
     end_job(&f);
     begin_job(&f);
@@ -375,8 +439,7 @@ static void a_damaged_cache_entry_is_fetched_again_in_mid_load(void)
     struct fixture f;
     begin(&f, FROM_WIRE, true);
     CHECK(load(&f));
-    while (loader_step(f.loader) == FL_OK) {
-    }
+    work_dry(&f);
     const uint32_t served = f.served;
     end_job(&f);
     damage_largest(&f);
@@ -525,23 +588,10 @@ static void the_wire_and_the_cache_are_told_apart(void)
     CHECK_EQ(check_intervals(&f, &list, FL_SOURCE_WIRE, false), f.node_plan->bytes_total);
     CHECK_EQ(f.node_plan->resident_unknown, 0);
     CHECK_EQ(f.node_plan->resident_before + f.node_plan->resident_after, 0);
-    while (loader_step(f.loader) == FL_OK) { /* commits */
-    }
+    work_dry(&f);
     end_job(&f);
-    fl_span_ring_close(f.spans);
-    CHECK_EQ(fl_span_ring_open(FL_LANE_LOADER, 1024, &f.spans), FL_OK);
-    loader_close(f.loader);
-    const struct loader_config config = {
-        .storage = &f.storage,
-        .cache = f.cache,
-        .fetches = f.fetches,
-        .clock = fl_clock_monotonic(),
-        .loader_wake = &f.wakes[0],
-        .compute_wake = &f.wakes[1],
-        .wire_wake = &f.wakes[2],
-        .spans = f.spans,
-    };
-    CHECK_EQ(loader_open(&config, &f.loader), FL_OK);
+    close_loader(&f);
+    open_loader(&f, NULL);
     begin_job(&f);
     CHECK(load(&f));
     read_spans(&f, &list);
@@ -704,8 +754,7 @@ static void a_lost_coordinator_ends_the_load(void)
 {
     struct fixture f;
     begin(&f, FROM_WIRE, true);
-    while (loader_step(f.loader) == FL_OK) {
-    }
+    work_dry(&f);
     fetch_queue_reset(f.fetches);
     CHECK(load(&f));
     check_failure(&f, FL_LINK_LOST, "coordinator");
@@ -715,8 +764,7 @@ static void an_answer_of_another_size_breaks_the_protocol(void)
 {
     struct fixture f;
     begin(&f, FROM_WIRE, true);
-    while (loader_step(f.loader) == FL_OK) {
-    }
+    work_dry(&f);
     struct fl_fetch fetch;
     CHECK(fetch_queue_next(f.fetches, &fetch));
     fetch_queue_sent(f.fetches, fetch.transfer_id);
@@ -739,8 +787,7 @@ static void an_abandoned_load_lets_go_at_once_and_frees_its_fetches(void)
 {
     struct fixture f;
     begin(&f, FROM_WIRE, true);
-    while (loader_step(f.loader) == FL_OK) {
-    }
+    work_dry(&f);
     loader_abandon(f.loader, &f.job);
     const fl_status step = loader_step(f.loader);
     const bool released = loader_released(&f.job);
@@ -758,6 +805,7 @@ static void an_abandoned_load_lets_go_at_once_and_frees_its_fetches(void)
 
 static const struct test_case cases[] = {
     {"loader: a model's own file is loaded whole", a_models_own_file_is_loaded_whole},
+    {"loader: weights beyond 4 GiB of a file are loaded", weights_beyond_4_gib_are_loaded},
     {"loader: pieces are published in the order of use", pieces_are_published_in_the_order_of_use},
     {"loader: without a file pieces are fetched, and the next start reads the cache",
      without_a_file_pieces_are_fetched_and_the_next_start_reads_the_cache},

@@ -259,6 +259,14 @@ struct extra_key {
     const char *text;
 };
 
+/* An array; of strings it has empty ones. */
+struct extra_array {
+    const char *key;
+    enum gguf_type type; /* GGUF_FLOAT32, GGUF_STRING or an integer */
+    uint32_t count;
+    uint32_t values[8]; /* of integers */
+};
+
 static void put_extra(struct gguf_buffer *buffer, void *ctx)
 {
     const struct extra_key *extra = ctx;
@@ -268,6 +276,20 @@ static void put_extra(struct gguf_buffer *buffer, void *ctx)
         gguf_put_key_text(buffer, extra->key, extra->text);
     } else {
         gguf_put_key_uint(buffer, extra->key, extra->type, (uint64_t)extra->value);
+    }
+}
+
+static void put_array(struct gguf_buffer *buffer, void *ctx)
+{
+    static const struct gguf_string strings[8] = {{"", 0}};
+    static const float floats[8] = {0};
+    const struct extra_array *extra = ctx;
+    if (extra->type == GGUF_FLOAT32) {
+        gguf_put_key_floats(buffer, extra->key, floats, extra->count);
+    } else if (extra->type == GGUF_STRING) {
+        gguf_put_key_strings(buffer, extra->key, strings, extra->count);
+    } else {
+        gguf_put_key_uints(buffer, extra->key, extra->type, extra->values, extra->count);
     }
 }
 
@@ -335,26 +357,24 @@ static void test_mistyped_metadata_is_refused(void)
     check_refused(&spec, FL_UNSUPPORTED, "keys have 16 elements a head, values 32");
 }
 
-/* Rename a key or tensor in a header, in place: same length. */
-static void rename_in(struct gguf_buffer *header, const char *from, const char *to)
+/* ---- headers that tests change ---- */
+
+/* Where what follows the name of a key or tensor begins: of a key its type and, 4 on, its value; of a
+ * tensor the number of dimensions and, 4 on, these, then its type. */
+static unsigned char *behind(const struct gguf_buffer *header, const char *name)
 {
-    CHECK_EQ(strlen(from), strlen(to));
-    unsigned char *at = memmem(header->data, header->size, from, strlen(from));
+    unsigned char *at = memmem(header->data, header->size, name, strlen(name));
     CHECK(at != NULL);
-    memcpy(at, to, strlen(to));
+    return at + strlen(name);
 }
 
-/* The header of `spec` with one name changed is refused. */
-static void check_rename_refused(const struct model_spec *spec, const char *from, const char *to,
-                                 fl_status want, const char *phrase)
+/* A header that is read, and makes no model.  Ends the header. */
+static void check_header_refused(struct gguf_buffer *header, uint64_t file_size, fl_status want,
+                                 const char *phrase)
 {
-    struct gguf_buffer header = {0};
     struct gguf *gguf = NULL;
     struct model *model = NULL;
-    uint64_t file_size;
-    model_header(spec, &header, &file_size);
-    rename_in(&header, from, to);
-    CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
+    CHECK_EQ(gguf_parse(header->data, header->size, file_size, &gguf), FL_OK);
     const fl_status status = model_from_gguf(gguf, "tiny", &model);
     if (strstr(fl_last_error(), phrase) == NULL) {
         printf("  \"%s\" does not say \"%s\"\n", fl_last_error(), phrase);
@@ -362,7 +382,30 @@ static void check_rename_refused(const struct model_spec *spec, const char *from
     CHECK_EQ(status, want);
     CHECK(model == NULL && strstr(fl_last_error(), phrase) != NULL);
     gguf_close(gguf);
-    gguf_buffer_free(&header);
+    gguf_buffer_free(header);
+}
+
+/* The header of `spec` with one name changed, in place: same length. */
+static void check_rename_refused(const struct model_spec *spec, const char *from, const char *to,
+                                 fl_status want, const char *phrase)
+{
+    struct gguf_buffer header = {0};
+    uint64_t file_size;
+    model_header(spec, &header, &file_size);
+    CHECK_EQ(strlen(from), strlen(to));
+    memcpy(behind(&header, from) - strlen(from), to, strlen(to));
+    check_header_refused(&header, file_size, want, phrase);
+}
+
+/* The header of `spec` with the number changed that lies `skip` bytes behind a name. */
+static void check_change_refused(const struct model_spec *spec, const char *name, size_t skip,
+                                 uint32_t value, fl_status want, const char *phrase)
+{
+    struct gguf_buffer header = {0};
+    uint64_t file_size;
+    model_header(spec, &header, &file_size);
+    memcpy(behind(&header, name) + skip, &value, sizeof(value));
+    check_header_refused(&header, file_size, want, phrase);
 }
 
 static void test_missing_keys_and_tensors_are_named(void)
@@ -401,58 +444,26 @@ static void test_foreign_tensors_are_refused_by_what_they_are(void)
                          FL_UNSUPPORTED, "mixture of experts");
 }
 
+/* More or fewer layers in the file than its metadata says. */
 static void test_missing_tensor_is_named(void)
 {
-    /* One layer fewer in the file than its metadata says: nothing is unknown, something is missing. */
-    struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
-    struct gguf_buffer header = {0};
-    struct gguf *gguf = NULL;
-    struct model *model = NULL;
-    uint64_t file_size;
-    model_header(&spec, &header, &file_size);
-    unsigned char *at = memmem(header.data, header.size, "llama.block_count", 17);
-    CHECK(at != NULL);
-    const uint32_t four = 4;
-    memcpy(at + 17 + 4, &four, sizeof(four));
-    CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
-    CHECK_EQ(model_from_gguf(gguf, "tiny", &model), FL_MALFORMED);
-    CHECK(strstr(fl_last_error(), "tensor blk.3.attn_norm.weight is missing") != NULL);
-    const uint32_t two = 2; /* and one layer too many */
-    memcpy(at + 17 + 4, &two, sizeof(two));
-    gguf_close(gguf);
-    CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
-    CHECK_EQ(model_from_gguf(gguf, "tiny", &model), FL_UNSUPPORTED);
-    CHECK(strstr(fl_last_error(), "blk.2.") != NULL);
-    gguf_close(gguf);
-    gguf_buffer_free(&header);
+    const struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
+    check_change_refused(&spec, "llama.block_count", 4, 4, FL_MALFORMED,
+                         "tensor blk.3.attn_norm.weight is missing");
+    check_change_refused(&spec, "llama.block_count", 4, 2, FL_UNSUPPORTED, "blk.2.");
 }
 
 static void test_other_architectures_and_types_are_refused_by_name(void)
 {
     const struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
     struct gguf_buffer header = {0};
-    struct gguf *gguf = NULL;
-    struct model *model = NULL;
     uint64_t file_size;
     model_header(&spec, &header, &file_size);
-    unsigned char *at = memmem(header.data, header.size, "general.architecture", 20);
-    CHECK(at != NULL);
-    memcpy(at + 20 + 4 + 8, "qwen2", 5);
-    CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
-    CHECK_EQ(model_from_gguf(gguf, "tiny", &model), FL_UNSUPPORTED);
-    CHECK(strstr(fl_last_error(), "\"qwen2\" is not supported; llama and gemma3 are") != NULL);
-    gguf_close(gguf);
-    memcpy(at + 20 + 4 + 8, "llama", 5);
-
-    at = memmem(header.data, header.size, "blk.1.ffn_up.weight", 19);
-    CHECK(at != NULL);
-    const uint32_t iq2 = 16;
-    memcpy(at + 19 + 4 + 16, &iq2, sizeof(iq2));
-    CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
-    CHECK_EQ(model_from_gguf(gguf, "tiny", &model), FL_UNSUPPORTED);
-    CHECK(strstr(fl_last_error(), "blk.1.ffn_up.weight has type IQ2_XXS (16)") != NULL);
-    gguf_close(gguf);
-    gguf_buffer_free(&header);
+    memcpy(behind(&header, "general.architecture") + 4 + 8, "qwen2", 5);
+    check_header_refused(&header, file_size, FL_UNSUPPORTED,
+                         "\"qwen2\" is not supported; llama and gemma3 are");
+    check_change_refused(&spec, "blk.1.ffn_up.weight", 4 + 16, 16, FL_UNSUPPORTED,
+                         "blk.1.ffn_up.weight has type IQ2_XXS (16)");
 }
 
 static void test_shapes_must_agree_with_the_metadata(void)
@@ -481,44 +492,183 @@ static void test_shapes_must_agree_with_the_metadata(void)
         {"llama.context_length", 0, "context is 0"},
     };
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
-        struct gguf_buffer header = {0};
-        struct gguf *gguf = NULL;
-        struct model *model = NULL;
-        uint64_t file_size;
-        model_header(&spec, &header, &file_size);
-        const size_t size = strlen(changes[i].key);
-        unsigned char *at = memmem(header.data, header.size, changes[i].key, size);
-        CHECK(at != NULL);
-        memcpy(at + size + 4, &changes[i].value, sizeof(uint32_t));
-        CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
-        const fl_status status = model_from_gguf(gguf, "tiny", &model);
-        if (strstr(fl_last_error(), changes[i].phrase) == NULL) {
-            printf("  case %zu: \"%s\"\n", i, fl_last_error());
-        }
-        CHECK_EQ(status, FL_MALFORMED);
-        CHECK(model == NULL && strstr(fl_last_error(), changes[i].phrase) != NULL);
-        gguf_close(gguf);
-        gguf_buffer_free(&header);
+        check_change_refused(&spec, changes[i].key, 4, changes[i].value, FL_MALFORMED,
+                             changes[i].phrase);
     }
 }
 
 static void test_quantised_norms_are_refused(void)
 {
     const struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
-    struct gguf_buffer header = {0};
-    struct gguf *gguf = NULL;
-    struct model *model = NULL;
-    uint64_t file_size;
-    model_header(&spec, &header, &file_size);
-    unsigned char *at = memmem(header.data, header.size, "blk.1.ffn_norm.weight", 21);
-    CHECK(at != NULL);
-    const uint32_t q8 = FL_DTYPE_Q8_0;
-    memcpy(at + 21 + 4 + 8, &q8, sizeof(q8));
-    CHECK_EQ(gguf_parse(header.data, header.size, file_size, &gguf), FL_OK);
-    CHECK_EQ(model_from_gguf(gguf, "tiny", &model), FL_UNSUPPORTED);
-    CHECK(strstr(fl_last_error(), "blk.1.ffn_norm has type Q8_0; norms and factors must be F32"));
-    gguf_close(gguf);
-    gguf_buffer_free(&header);
+    check_change_refused(&spec, "blk.1.ffn_norm.weight", 4 + 8, FL_DTYPE_Q8_0, FL_UNSUPPORTED,
+                         "blk.1.ffn_norm has type Q8_0; norms and factors must be F32");
+}
+
+static void test_required_keys_must_be_of_their_type(void)
+{
+    static const char *const keys[] = {
+        "llama.block_count",         "llama.context_length",       "llama.embedding_length",
+        "llama.feed_forward_length", "llama.attention.head_count",
+    };
+    struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        char phrase[96];
+        snprintf(phrase, sizeof(phrase), "%s is a number; it must be an integer", keys[i]);
+        if (strstr(keys[i], "head_count") != NULL) {
+            snprintf(phrase, sizeof(phrase), "is a number; it must be an integer"); /* or _kv */
+        }
+        check_change_refused(&spec, keys[i], 0, GGUF_FLOAT32, FL_MALFORMED, phrase);
+    }
+    struct extra_key number = {"general.architecture", GGUF_UINT32, 1, NULL};
+    spec.more_keys = put_extra;
+    spec.ctx = &number;
+    check_rename_refused(&spec, "general.architecture", "general.architectura", FL_MALFORMED,
+                         "general.architecture is an integer; it must be a string");
+    struct extra_key text = {"llama.attention.layer_norm_rms_epsilon", GGUF_STRING, 0, "1e-5"};
+    spec.ctx = &text;
+    check_rename_refused(&spec, "llama.attention.layer_norm_rms_epsilon",
+                         "llama.attention.layer_norm_rms_epsilom", FL_MALFORMED,
+                         "layer_norm_rms_epsilon is a string; it must be a number");
+}
+
+/* The scalar that is there is renamed, the array takes its place. */
+static void test_arrays_must_have_a_value_for_each_layer(void)
+{
+    static const struct {
+        struct extra_array array;
+        const char *phrase;
+    } bad[] = {
+        {{"llama.attention.head_count_kv", GGUF_UINT32, 2, {2, 2}},
+         "has 2 elements; the model has 3"},
+        {{"llama.attention.head_count_kv", GGUF_UINT32, 0, {0}}, "has 0 elements; the model has 3"},
+        {{"llama.attention.head_count_kv", GGUF_STRING, 3, {0}}, "it must hold integers"},
+        {{"llama.attention.head_count_kv", GGUF_FLOAT32, 3, {0}}, "it must hold integers"},
+        {{"llama.attention.head_count_kv", GGUF_INT32, 3, {2, (uint32_t)-2, 2}}, "element 1"},
+        {{"llama.attention.head_count_kv", GGUF_UINT32, 3, {2, 513, 2}}, "element 1"},
+        {{"llama.attention.head_count_kv", GGUF_UINT32, 3, {2, 2, 0}},
+         "KV head count of layer 2 is 0"},
+        {{"llama.attention.head_count_kv", GGUF_UINT32, 3, {2, 3, 2}}, "must divide"},
+        {{"llama.feed_forward_length", GGUF_UINT64, 4, {96, 96, 96, 96}}, "has 4 elements"},
+        {{"llama.block_count", GGUF_UINT32, 1, {3}},
+         "block_count is an array; it must be an integer"},
+        {{"llama.embedding_length", GGUF_UINT32, 0, {0}}, "is an array; it must be an integer"},
+        {{"general.architecture", GGUF_STRING, 1, {0}}, "is an array; it must be a string"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
+        struct extra_array array = bad[i].array;
+        char renamed[64];
+        spec.more_keys = put_array;
+        spec.ctx = &array;
+        snprintf(renamed, sizeof(renamed), "%s", array.key);
+        renamed[strlen(renamed) - 1] = '_';
+        check_rename_refused(&spec, array.key, renamed, FL_MALFORMED, bad[i].phrase);
+    }
+}
+
+/* Seven layers: 1 for each local one, which must be all but every n-th. */
+static void test_window_patterns_may_be_arrays(void)
+{
+    static const struct {
+        struct extra_array array;
+        uint32_t period; /* 0: refused, with */
+        fl_status status;
+        const char *phrase;
+    } rows[] = {
+        {{"gemma3.attention.sliding_window_pattern", GGUF_BOOL, 7, {1, 1, 1, 1, 1, 0, 1}},
+         6,
+         FL_OK,
+         NULL},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_UINT32, 7, {1, 0, 1, 0, 1, 0, 1}},
+         2,
+         FL_OK,
+         NULL},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_INT8, 7, {0}}, 1, FL_OK, NULL},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_UINT8, 7, {1, 1, 1, 1, 1, 1, 1}},
+         8,
+         FL_OK,
+         NULL},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_BOOL, 7, {1, 1, 0, 1, 1, 1, 1}},
+         0,
+         FL_UNSUPPORTED,
+         "no period at layer 5"},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_BOOL, 7, {0, 1, 0, 1, 0, 1, 0}},
+         0,
+         FL_UNSUPPORTED,
+         "no period at layer 1"},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_BOOL, 6, {1}},
+         0,
+         FL_MALFORMED,
+         "has 6 elements; it must have 7"},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_UINT32, 0, {0}},
+         0,
+         FL_MALFORMED,
+         "has 0 elements; it must have 7"},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_UINT32, 7, {2}},
+         0,
+         FL_MALFORMED,
+         "element 0"},
+        {{"gemma3.attention.sliding_window_pattern", GGUF_STRING, 7, {0}},
+         0,
+         FL_MALFORMED,
+         "must hold integers"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_GEMMA3, FL_DTYPE_Q8_0);
+        struct extra_array array = rows[i].array;
+        spec.window_pattern = 0; /* no key of its own */
+        spec.more_keys = put_array;
+        spec.ctx = &array;
+        if (rows[i].period == 0) {
+            check_refused(&spec, rows[i].status, rows[i].phrase);
+        } else {
+            CHECK_EQ(shape_of(&spec).window_pattern, rows[i].period);
+        }
+    }
+}
+
+static void test_matrices_have_two_dimensions_of_a_sane_size(void)
+{
+    static const struct {
+        uint32_t dim_count;
+        uint64_t dims[4];
+        const char *phrase;
+    } bad[] = {
+        {3, {32, 8, 2}, "token_embd.weight has 3 dimensions"},
+        {4, {32, 8, 1, 2}, "token_embd.weight has 4 dimensions"},
+        {2, {65568, 8}, "65568 x 8"},
+        {2, {32, (1 << 20) + 1}, "32 x 1048577"},
+        {2, {32, 1ull << 32}, "32 x 4294967296"}, /* 0 rows, in 32 bits */
+        {1, {32}, "token_embd has 1 rows of 32"},
+        {2, {8, 32}, "token_embd has 32 rows of 8"}, /* transposed */
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct gguf_buffer header = {0};
+        gguf_put_header(&header, 3);
+        gguf_put_key_text(&header, "general.architecture", "llama");
+        gguf_put_key_uint(&header, "llama.block_count", GGUF_UINT32, 1);
+        gguf_put_key_uint(&header, "llama.context_length", GGUF_UINT32, 64);
+        gguf_put_key_uint(&header, "llama.embedding_length", GGUF_UINT32, 32);
+        gguf_put_key_uint(&header, "llama.feed_forward_length", GGUF_UINT32, 32);
+        gguf_put_key_uint(&header, "llama.attention.head_count", GGUF_UINT32, 2);
+        gguf_put_key_uint(&header, "llama.vocab_size", GGUF_UINT32, 8);
+        gguf_put_key_float(&header, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+        gguf_put_tensor(&header, "token_embd.weight", bad[i].dim_count, bad[i].dims, FL_DTYPE_F32,
+                        0);
+        gguf_put_padding(&header, 32);
+        check_header_refused(&header, 1ull << 50, FL_MALFORMED, bad[i].phrase);
+    }
+}
+
+static void test_a_list_of_no_tokens_is_no_vocabulary(void)
+{
+    struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
+    struct extra_array none = {"tokenizer.ggml.tokens", GGUF_STRING, 0, {0}};
+    spec.tokenizer = TOKEN_TABLE_NONE;
+    spec.vocabulary = 64;
+    spec.more_keys = put_array;
+    spec.ctx = &none;
+    check_refused(&spec, FL_MALFORMED, "vocabulary is 0");
 }
 
 static void test_files_on_disk_have_names_and_identities(void)
@@ -715,6 +865,13 @@ static const struct test_case cases[] = {
      test_other_architectures_and_types_are_refused_by_name},
     {"model: shapes must agree with the metadata", test_shapes_must_agree_with_the_metadata},
     {"model: quantised norms are refused", test_quantised_norms_are_refused},
+    {"model: required keys must be of their type", test_required_keys_must_be_of_their_type},
+    {"model: arrays must have a value for each layer",
+     test_arrays_must_have_a_value_for_each_layer},
+    {"model: window patterns may be arrays", test_window_patterns_may_be_arrays},
+    {"model: matrices have two dimensions of a sane size",
+     test_matrices_have_two_dimensions_of_a_sane_size},
+    {"model: a list of no tokens is no vocabulary", test_a_list_of_no_tokens_is_no_vocabulary},
     {"model: files on disk have names and identities",
      test_files_on_disk_have_names_and_identities},
     {"model: same seed makes the same bytes", test_same_seed_makes_the_same_bytes},
