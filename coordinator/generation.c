@@ -10,6 +10,9 @@
 #include "coordinator/trace.h"
 #include "proto/base/log.h"
 
+_Static_assert((int)VOCABULARY_END_COUNT_MAX <= (int)FL_STOP_TOKEN_MAX,
+               "the last stage is told every token that ends an answer");
+
 enum {
     RETRY_MS = 1000,
     /* Token ids a chat template adds: its marks, and a default system message. */
@@ -403,9 +406,7 @@ static void send_admit(struct coordinator *coordinator, struct request *request)
                                .prompt_count = request->prompt_count,
                                .max_tokens = request->max_tokens,
                                .sampling = request->sampling};
-    for (uint32_t i = 0;
-         !request->ignore_end && i < vocabulary->end_count && admit->stop_count < FL_STOP_TOKEN_MAX;
-         i++) {
+    for (uint32_t i = 0; !request->ignore_end && i < vocabulary->end_count; i++) {
         admit->stop_tokens[admit->stop_count++] = vocabulary->ends[i];
     }
     for (uint32_t i = 0; i < placement->stage_count; i++) {

@@ -42,7 +42,7 @@ enum {
     FL_NAME_MAX = 64, /* node names, bytes with the NUL: letters, digits, '.', '_', '-' */
     FL_ADDRESS_MAX = 2048,
     FL_STAGE_COUNT_MAX = 64,
-    FL_STOP_TOKEN_MAX = 16,
+    FL_STOP_TOKEN_MAX = 32,
     FL_TOP_MAX = 128,             /* logits or log-probabilities listed for one position */
     FL_SAMPLING_FACTOR_MAX = 100, /* of temperature and repetition penalty */
     FL_ERROR_TEXT_MAX = 512,

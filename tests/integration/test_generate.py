@@ -107,7 +107,9 @@ def limits_say_the_number():
         assert "65" in error and "64" in error, error
         # The context filled to its last position.
         answer = pool.generate(MODEL, "--tokens", cluster.tokens_text(fits[:63]), "--ignore-end").json()
-        assert len(answer["tokens"]) in (1, 2) and answer["finish"] == "length", answer
+        assert len(answer["tokens"]) == 1 and answer["finish"] == "length", answer
+        error = pool.generate(MODEL, "--tokens", cluster.tokens_text(fits[:64]), "--max-tokens", "1").error()
+        assert "64" in error and "63" in error, error
         full = pool.generate(MODEL, "--tokens", cluster.tokens_text(fits[:32]), "--max-tokens", "32", "--ignore-end").json()
         assert len(full["tokens"]) == 32
     with cluster.Pool(nodes=2, node=["--memory", "40MiB"]) as pool:

@@ -37,6 +37,8 @@ struct told {
     uint32_t token_count;
     uint32_t prompt_count;
     uint32_t position_max;
+    uint32_t stop_count;
+    uint32_t stop_tokens[FL_STOP_TOKEN_MAX];
     uint32_t stage_index;
     uint32_t piece_count;
     struct fl_manifest manifest; /* of a PLAN, without pieces */
@@ -141,6 +143,8 @@ static inline void remember(struct fake_node *node, const struct fl_cluster_mess
         told->token_count = message->as.admit.token_count;
         told->prompt_count = message->as.admit.prompt_count;
         told->position_max = message->as.admit.position_max;
+        told->stop_count = message->as.admit.stop_count;
+        memcpy(told->stop_tokens, message->as.admit.stop_tokens, sizeof(told->stop_tokens));
         break;
     case FL_MESSAGE_END:
         told->request_id = message->as.end.request_id;
@@ -427,11 +431,12 @@ static inline void ask(uint64_t client, struct fl_client_request *request)
 }
 
 /* Returns the request's id. */
-static inline uint64_t generate(const char *prompt, uint32_t max_tokens, const char *stop)
+static inline uint64_t generate_of(const char *model, const char *prompt, uint32_t max_tokens,
+                                   const char *stop)
 {
     struct fl_client_request request = {.kind = FL_REQUEST_GENERATE};
     struct fl_generate *wanted = &request.as.generate;
-    wanted->model = "m";
+    wanted->model = model;
     wanted->prompt = (struct fl_text){prompt, strlen(prompt)};
     wanted->max_tokens = max_tokens;
     if (stop != NULL) {
@@ -440,6 +445,11 @@ static inline uint64_t generate(const char *prompt, uint32_t max_tokens, const c
     }
     ask(1, &request);
     return request.id;
+}
+
+static inline uint64_t generate(const char *prompt, uint32_t max_tokens, const char *stop)
+{
+    return generate_of("m", prompt, max_tokens, stop);
 }
 
 static inline uint64_t by_model(enum fl_request_kind kind, const char *model)

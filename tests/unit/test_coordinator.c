@@ -52,6 +52,39 @@ static void middle_stages_get_no_tokens(void)
     CHECK(last_told(&bench.nodes[2], FL_MESSAGE_ADMIT)->token_count > 0);
 }
 
+enum { LISTED_ENDS = 30, LISTED_FIRST = 100 };
+
+static void put_many_ends(struct gguf_buffer *buffer, void *ctx)
+{
+    uint32_t ids[LISTED_ENDS];
+    (void)ctx;
+    for (uint32_t i = 0; i < LISTED_ENDS; i++) {
+        ids[i] = LISTED_FIRST + i;
+    }
+    gguf_put_key_uints(buffer, "tokenizer.ggml.eos_token_ids", GGUF_INT32, ids, LISTED_ENDS);
+}
+
+/* The last stage stops at them, so it must hear of all: those of the chat come last, by id. */
+static void every_end_token_is_told(void)
+{
+    open_bench(2, PLAIN);
+    char path[TEMP_PATH_MAX];
+    struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_LLAMA, FL_DTYPE_Q4_0);
+    spec.more_keys = put_many_ends;
+    temp_folder_path(&bench.folder, "ends.gguf", path);
+    CHECK_EQ(model_write(&spec, path), FL_OK);
+    generate_of("ends", "hello", 4, NULL);
+    const struct told *admit = last_told(&bench.nodes[1], FL_MESSAGE_ADMIT);
+    CHECK(admit != NULL && admit->stop_count > LISTED_ENDS); /* EOS is another */
+    for (uint32_t id = LISTED_FIRST; id < LISTED_FIRST + LISTED_ENDS; id++) {
+        bool told = false;
+        for (uint32_t i = 0; i < admit->stop_count; i++) {
+            told = told || admit->stop_tokens[i] == id;
+        }
+        CHECK(told);
+    }
+}
+
 static void the_next_turn_prefills_what_is_new(void)
 {
     open_bench(1, PLAIN);
@@ -389,6 +422,7 @@ static const struct test_case cases[] = {
     {"coordinator: plan and admit go out at once, before anything is loaded",
      plan_and_admit_go_out_at_once},
     {"coordinator: middle stages get no tokens", middle_stages_get_no_tokens},
+    {"coordinator: every end token is told", every_end_token_is_told},
     {"coordinator: the next turn prefills what is new", the_next_turn_prefills_what_is_new},
     {"coordinator: a stop string ends the request everywhere, late tokens are ignored",
      a_stop_string_ends_the_request_everywhere},

@@ -205,7 +205,7 @@ static void bad_admits_are_refused(void)
     says[2] = "of 0 prompt tokens", bad[2].prompt_count = 0;
     says[3] = "may fill 9 positions", bad[3].position_max = 9;
     says[4] = "max tokens 0", bad[4].max_tokens = 0;
-    says[5] = "17 stop tokens", bad[5].stop_count = 17;
+    says[5] = "33 stop tokens", bad[5].stop_count = FL_STOP_TOKEN_MAX + 1;
     says[6] = "has 9 tokens", bad[6].token_count = 9;
     says[7] = "token 1 is", bad[7].tokens = bad_tokens;
     says[8] = "top-p is 0", bad[8].sampling.top_p = 0;
