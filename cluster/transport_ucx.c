@@ -16,6 +16,7 @@
 enum {
     QUEUE_COUNT_MAX = 256, /* messages of one link that have not left */
     QUEUE_BYTES_MAX = 16 << 20,
+    OPEN_TRIES = 10, /* while network devices come and go */
 };
 
 static const uint64_t door_wait_ns = 5 * FL_NS_PER_S; /* from a TCP connection to a link */
@@ -323,7 +324,7 @@ static fl_status open_door(struct ucx *ucx, const struct transport_ucx_config *c
     return FL_OK;
 }
 
-static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *config)
+static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *config, bool last_try)
 {
     struct fl_network_address place;
     struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
@@ -343,12 +344,13 @@ static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *co
             return FL_AGAIN;
         }
     }
-    FL_TRY(ucx_workers_open(ucx, device, &config->data_ports));
+    FL_TRY(ucx_workers_open(ucx, device, &config->data_ports, last_try));
     ucx->address = ucx->inbox_address;
     return config->listen != NULL ? open_door(ucx, config, sockets, count) : FL_OK;
 }
 
-fl_status transport_ucx_open(const struct transport_ucx_config *config, struct transport **out)
+static fl_status open_once(const struct transport_ucx_config *config, bool last_try,
+                           struct transport **out)
 {
     struct ucx *ucx = calloc(1, sizeof(*ucx));
     if (ucx == NULL) {
@@ -360,11 +362,20 @@ fl_status transport_ucx_open(const struct transport_ucx_config *config, struct t
     ucx->timer = -1;
     ucx_list_init(&ucx->done);
     fl_random_bytes(&ucx->process, sizeof(ucx->process));
-    const fl_status status = open_all(ucx, config);
+    const fl_status status = open_all(ucx, config, last_try);
     if (status != FL_OK) {
         ucx_close(&ucx->transport);
         return status;
     }
     *out = &ucx->transport;
     return FL_OK;
+}
+
+fl_status transport_ucx_open(const struct transport_ucx_config *config, struct transport **out)
+{
+    fl_status status = FL_AGAIN;
+    for (int tries = 1; status == FL_AGAIN && tries <= OPEN_TRIES; tries++) {
+        status = open_once(config, tries == OPEN_TRIES, out);
+    }
+    return status;
 }

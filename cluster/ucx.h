@@ -307,9 +307,10 @@ void ucx_arrived(struct ucx *ucx, enum ucx_am id, const void *wire, size_t wire_
 /* ucx_worker.c */
 
 /* `device`: the only network device to be used, "" for all.  Also sets inbox_address.
- * FL_BUSY when none of the ports is free. */
+ * FL_BUSY when none of the ports is free.  FL_AGAIN, unless this is the last try: a device went away
+ * while it was being opened; close, and open anew. */
 FL_MUST_CHECK fl_status ucx_workers_open(struct ucx *ucx, const char *device,
-                                         const struct transport_ports *ports);
+                                         const struct transport_ports *ports, bool last_try);
 FL_MUST_CHECK fl_status ucx_worker_watch(struct ucx *ucx, int fd, enum ucx_ready ready);
 void ucx_workers_close(struct ucx *ucx);
 

@@ -98,7 +98,14 @@ static fl_status configure(ucp_config_t *config, const char *device, const char 
     return FL_OK;
 }
 
-static fl_status open_context(struct ucx *ucx, const char *device, const char *range)
+/* A network device may go away after UCX has listed it and before it is opened; UCX then gives up as
+ * a whole, although a look at what there is now would do. */
+static bool is_device_gone(ucs_status_t error)
+{
+    return error == UCS_ERR_NO_DEVICE || error == UCS_ERR_IO_ERROR;
+}
+
+static fl_status open_context(struct ucx *ucx, const char *device, const char *range, bool last_try)
 {
     ucp_config_t *config = NULL;
     ucs_status_t error = ucp_config_read(NULL, NULL, &config);
@@ -113,10 +120,12 @@ static fl_status open_context(struct ucx *ucx, const char *device, const char *r
         error = ucp_init(&params, config, &ucx->context);
         if (error != UCS_OK) {
             ucx->context = NULL;
-            status = FL_FAIL(FL_INTERNAL,
-                             "UCX does not start: %s (is UCX_TLS or UCX_NET_DEVICES "
-                             "set to something this machine lacks?)",
-                             ucs_status_string(error));
+            status = is_device_gone(error) && !last_try
+                         ? FL_AGAIN
+                         : FL_FAIL(FL_INTERNAL,
+                                   "UCX does not start: %s (is UCX_TLS or UCX_NET_DEVICES "
+                                   "set to something this machine lacks?)",
+                                   ucs_status_string(error));
         }
     }
     ucp_config_release(config);
@@ -131,8 +140,8 @@ fl_status ucx_worker_watch(struct ucx *ucx, int fd, enum ucx_ready ready)
                : FL_FAIL(FL_INTERNAL, "cannot wait for the network: %s", strerror(errno));
 }
 
-static fl_status open_worker(struct ucx *ucx, enum ucx_ready ready, struct ucp_worker **out,
-                             int *out_fd)
+static fl_status open_worker(struct ucx *ucx, enum ucx_ready ready, bool last_try,
+                             struct ucp_worker **out, int *out_fd)
 {
     const ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT,
@@ -142,7 +151,9 @@ static fl_status open_worker(struct ucx *ucx, enum ucx_ready ready, struct ucp_w
     ucs_status_t error = ucp_worker_create(ucx->context, &params, out);
     if (error != UCS_OK) {
         *out = NULL;
-        return FL_FAIL(FL_INTERNAL, "UCX makes no worker: %s", ucs_status_string(error));
+        return is_device_gone(error) && !last_try
+                   ? FL_AGAIN
+                   : FL_FAIL(FL_INTERNAL, "UCX makes no worker: %s", ucs_status_string(error));
     }
     error = ucp_worker_get_efd(*out, out_fd);
     return error == UCS_OK
@@ -204,7 +215,8 @@ static fl_status set_inbox_address(struct ucx *ucx)
     return status;
 }
 
-fl_status ucx_workers_open(struct ucx *ucx, const char *device, const struct transport_ports *ports)
+fl_status ucx_workers_open(struct ucx *ucx, const char *device, const struct transport_ports *ports,
+                           bool last_try)
 {
     int inbox_fd = -1;
     char range[TRANSPORT_PORTS_TEXT_MAX] = "";
@@ -220,9 +232,9 @@ fl_status ucx_workers_open(struct ucx *ucx, const char *device, const struct tra
         return FL_FAIL(FL_INTERNAL, "cannot wait for the network: %s", strerror(errno));
     }
     FL_TRY(ucx_worker_watch(ucx, ucx->timer, UCX_READY_TIMER));
-    FL_TRY(open_context(ucx, device, range));
-    FL_TRY(open_worker(ucx, UCX_READY_INBOX, &ucx->inbox, &inbox_fd));
-    FL_TRY(open_worker(ucx, UCX_READY_OUTBOX, &ucx->outbox, &ucx->outbox_fd));
+    FL_TRY(open_context(ucx, device, range, last_try));
+    FL_TRY(open_worker(ucx, UCX_READY_INBOX, last_try, &ucx->inbox, &inbox_fd));
+    FL_TRY(open_worker(ucx, UCX_READY_OUTBOX, last_try, &ucx->outbox, &ucx->outbox_fd));
     FL_TRY(set_entries(ucx));
     return set_inbox_address(ucx);
 }

@@ -2,7 +2,10 @@
 #include "cluster/transport.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
@@ -695,6 +698,56 @@ static void test_no_network(void)
     CHECK_EQ(WEXITSTATUS(status), 0);
 }
 
+/* UCX lists the machine's network devices with getifaddrs() and asks again as it opens each; this
+ * one stands before the C library's.  From call `hidden_first` on there are none, `hidden_count`
+ * times. */
+static unsigned listings;
+static unsigned hidden_first;
+static unsigned hidden_count;
+
+__attribute__((visibility("default"))) int getifaddrs(struct ifaddrs **out)
+{
+    int (*real)(struct ifaddrs **);
+    *(void **)(void *)&real = dlsym(RTLD_NEXT, "getifaddrs");
+    const int result = real(out);
+    if (result == 0 && listings++ - hidden_first < hidden_count) {
+        freeifaddrs(*out);
+        *out = NULL;
+    }
+    return result;
+}
+
+static fl_status open_with_hidden(unsigned first, unsigned count)
+{
+    const struct transport_ucx_config config = {.listen = NULL};
+    struct transport *transport = NULL;
+    listings = 0;
+    hidden_first = first;
+    hidden_count = count;
+    const fl_status status = transport_ucx_open(&config, &transport);
+    hidden_count = 0;
+    if (status == FL_OK) {
+        transport->ops->close(transport);
+    }
+    return status;
+}
+
+/* A Wi-Fi that comes and goes, at any moment of opening. */
+static void test_device_that_vanishes(void)
+{
+    CHECK_EQ(open_with_hidden(0, 0), FL_OK);
+    const unsigned asked = listings;
+    CHECK(asked > 0);
+    bool again = false;
+    for (unsigned moment = 0; moment < asked; moment++) {
+        CHECK_EQ(open_with_hidden(moment, 1), FL_OK);
+        again = again || listings > asked;
+    }
+    CHECK(again);
+    CHECK_EQ(open_with_hidden(0, UINT_MAX), FL_INTERNAL);
+    CHECK(strstr(fl_last_error(), "No such device") != NULL);
+}
+
 /* Two ports that are free now, one after the other. */
 static struct transport_ports two_free_ports(void)
 {
@@ -851,6 +904,8 @@ static const struct test_case cases[] = {
     {"transport: a listener gets its port back after a restart", test_listen_again},
     {"transport: who is let in and gets no data hears of data ports", test_no_data_comes},
     {"transport: without a network device it is too early", test_no_network},
+    {"transport: a network device that goes away while it is opened is done without",
+     test_device_that_vanishes},
     {"transport: data goes over the ports given, and too few are named", test_data_ports},
     {"transport: garbage and silence on the port harm nobody", test_garbage},
     {"transport: waiting costs nothing", test_idle},
