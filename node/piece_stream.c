@@ -151,7 +151,7 @@ bool piece_stream_resident_now(struct piece_stream *stream, uint32_t n, uint64_t
     struct shard_entry *entry = NULL;
     *out_bytes = 0;
     if (!stream->cached[n] ||
-        shard_entry_open(stream->config.cache, stream->config.manifest->identity,
+        shard_cache_find(stream->config.cache, stream->config.manifest->identity,
                          piece_at(stream, n), &entry) != FL_OK) {
         return true;
     }
@@ -185,7 +185,7 @@ fl_status piece_stream_open(const struct piece_stream_config *config, struct pie
         stream->use = shard_cache_use(config->cache, config->manifest->identity);
         for (uint32_t n = 0; n < config->order_count; n++) {
             struct shard_entry *entry = NULL;
-            stream->cached[n] = shard_entry_open(config->cache, config->manifest->identity,
+            stream->cached[n] = shard_cache_find(config->cache, config->manifest->identity,
                                                  piece_at(stream, n), &entry) == FL_OK;
             shard_entry_close(entry);
         }
@@ -267,7 +267,7 @@ static fl_status next_of_cache(struct piece_stream *stream, const struct fl_piec
 {
     if (stream->entry == NULL) {
         uint64_t bytes = 0;
-        if (shard_entry_open(stream->config.cache, stream->config.manifest->identity, piece,
+        if (shard_cache_find(stream->config.cache, stream->config.manifest->identity, piece,
                              &stream->entry) != FL_OK) {
             return FL_CORRUPT; /* evicted or damaged since */
         }

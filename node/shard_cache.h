@@ -16,7 +16,7 @@
  * use by any process never.  Two nodes may share a folder.
  *
  * Thread:  owner (the loader thread).
- * Memory:  open() allocates, close() frees; entries and writers likewise.
+ * Memory:  open() allocates, close() frees; writers likewise.
  * Units:   sizes in bytes.
  */
 #ifndef NODE_SHARD_CACHE_H
@@ -26,16 +26,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "node/shard_entry.h"
 #include "proto/base/status.h"
 #include "proto/model_shape.h"
 
-enum {
-    SHARD_CHUNK_SIZE = 1 << 20,
-    SHARD_CHUNK_COUNT_MAX = 1 << 16, /* larger pieces are not cached */
-};
-
 struct shard_cache;
-struct shard_entry;
 struct shard_writer;
 struct shard_use;
 
@@ -56,20 +51,10 @@ struct shard_use *shard_cache_use(struct shard_cache *cache,
                                   const unsigned char identity[FL_IDENTITY_SIZE]);
 void shard_cache_unuse(struct shard_use *use);
 
-/* FL_NOT_FOUND, silently, when there is none that can be used. */
-FL_MUST_CHECK fl_status shard_entry_open(struct shard_cache *cache,
+/* A piece that is here: shard_entry_open(). */
+FL_MUST_CHECK fl_status shard_cache_find(const struct shard_cache *cache,
                                          const unsigned char identity[FL_IDENTITY_SIZE],
                                          const struct fl_piece *piece, struct shard_entry **out);
-/* Chunk `chunk` of the piece: SHARD_CHUNK_SIZE bytes, fewer in the last.  FL_CORRUPT when it is not
- * what was written: the entry is deleted, which is said as a warning. */
-FL_MUST_CHECK fl_status shard_entry_read(struct shard_entry *entry, uint32_t chunk, void *dst);
-/* The two halves of it: bytes from the disk, and whether they are what was written. */
-FL_MUST_CHECK fl_status shard_entry_load(struct shard_entry *entry, uint32_t chunk, void *dst);
-FL_MUST_CHECK fl_status shard_entry_verify(struct shard_entry *entry, uint32_t chunk,
-                                           const void *bytes);
-/* Bytes of the piece in the page cache; false: not known. */
-bool shard_entry_resident(const struct shard_entry *entry, uint64_t *out_bytes);
-void shard_entry_close(struct shard_entry *entry);
 
 /* Begin an entry; NULL when it cannot be cached (said once until the next use(), as a warning). */
 struct shard_writer *shard_writer_open(struct shard_cache *cache,

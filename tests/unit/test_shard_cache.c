@@ -107,7 +107,7 @@ static bool write_piece(struct fixture *f, const struct fl_piece *piece)
 static fl_status read_piece(struct fixture *f, const struct fl_piece *piece)
 {
     struct shard_entry *entry;
-    FL_TRY(shard_entry_open(f->cache, f->identity, piece, &entry));
+    FL_TRY(shard_cache_find(f->cache, f->identity, piece, &entry));
     fl_status status = FL_OK;
     for (uint32_t i = 0; status == FL_OK && i < 3; i++) {
         const size_t size = i < 2 ? SHARD_CHUNK_SIZE : PIECE_SIZE - 2 * SHARD_CHUNK_SIZE;
