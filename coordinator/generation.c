@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "coordinator/placement.h"
+#include "coordinator/prompt.h"
 #include "coordinator/request.h"
 #include "coordinator/trace.h"
 #include "proto/base/log.h"
@@ -13,90 +14,10 @@
 _Static_assert((int)VOCABULARY_END_COUNT_MAX <= (int)FL_STOP_TOKEN_MAX,
                "the last stage is told every token that ends an answer");
 
-enum {
-    RETRY_MS = 1000,
-    /* Token ids a chat template adds: its marks, and a default system message. */
-    MARKUP_TOKENS = 4096,
-    MESSAGE_MARKUP_TOKENS = 64,
-};
+enum { RETRY_MS = 1000 };
 
 #define PROGRESS_INTERVAL_NS (50 * FL_NS_PER_MS)
 #define SPANS_DEADLINE_NS    (300 * FL_NS_PER_MS) /* what DONE waits for them */
-
-/* ---- taking what the client sent ---- */
-
-static const char *known_role(const char *role)
-{
-    static const char *const roles[] = {"system", "user", "assistant"};
-    for (size_t i = 0; i < sizeof(roles) / sizeof(roles[0]); i++) {
-        if (role != NULL && strcmp(role, roles[i]) == 0) {
-            return roles[i];
-        }
-    }
-    return NULL;
-}
-
-static fl_status take_messages(struct request *request, const struct fl_generate *wanted)
-{
-    size_t size = 0;
-    for (uint32_t i = 0; i < wanted->message_count; i++) {
-        size += wanted->messages[i].content.size;
-        if (known_role(wanted->messages[i].role) == NULL) {
-            return FL_FAIL(FL_INVALID,
-                           "message %" PRIu32 " has the role '%s'; it is system, user or assistant",
-                           i + 1, wanted->messages[i].role);
-        }
-    }
-    request->text = malloc(size + 1);
-    request->messages = calloc(wanted->message_count, sizeof(*request->messages));
-    if (request->text == NULL || request->messages == NULL) {
-        return FL_FAIL(FL_NO_MEMORY, "no memory for messages of %zu bytes", size);
-    }
-    char *at = request->text;
-    for (uint32_t i = 0; i < wanted->message_count; i++) {
-        const struct fl_text *content = &wanted->messages[i].content;
-        if (content->size > 0) {
-            memcpy(at, content->data, content->size);
-        }
-        request->messages[i].role = known_role(wanted->messages[i].role);
-        request->messages[i].content = (struct gguf_string){.data = at, .size = content->size};
-        at += content->size;
-    }
-    request->text_size = size;
-    request->message_count = wanted->message_count;
-    return FL_OK;
-}
-
-static fl_status take_prompt(struct request *request, const struct fl_generate *wanted)
-{
-    const int given =
-        (wanted->prompt.data != NULL) + (wanted->token_count > 0) + (wanted->message_count > 0);
-    if (given != 1) {
-        return FL_FAIL(FL_INVALID, "a request has %s; give one of prompt, tokens and messages",
-                       given == 0 ? "no prompt" : "more than one kind of prompt");
-    }
-    if (wanted->message_count > 0) {
-        return take_messages(request, wanted);
-    }
-    if (wanted->token_count > 0) {
-        request->tokens = malloc(wanted->token_count * sizeof(*request->tokens));
-        if (request->tokens == NULL) {
-            return FL_FAIL(FL_NO_MEMORY, "no memory for %" PRIu32 " tokens", wanted->token_count);
-        }
-        memcpy(request->tokens, wanted->tokens, wanted->token_count * sizeof(*request->tokens));
-        request->prompt_count = wanted->token_count;
-        return FL_OK;
-    }
-    request->text = malloc(wanted->prompt.size + 1);
-    if (request->text == NULL) {
-        return FL_FAIL(FL_NO_MEMORY, "no memory for a prompt of %zu bytes", wanted->prompt.size);
-    }
-    if (wanted->prompt.size > 0) {
-        memcpy(request->text, wanted->prompt.data, wanted->prompt.size);
-    }
-    request->text_size = wanted->prompt.size;
-    return FL_OK;
-}
 
 fl_status generation_take(struct request *request, const struct fl_generate *wanted)
 {
@@ -117,143 +38,7 @@ fl_status generation_take(struct request *request, const struct fl_generate *wan
     request->sampling = wanted->sampling;
     snprintf(request->chat_family, sizeof(request->chat_family), "%s",
              wanted->chat_template != NULL ? wanted->chat_template : "");
-    return take_prompt(request, wanted);
-}
-
-/* ---- tokenising, on the worker ---- */
-
-struct tokenising {
-    struct job job;
-    struct coordinator *coordinator;
-    struct catalog_model *model; /* held */
-    uint64_t serial;
-    char *text; /* taken over from the request, with messages */
-    size_t text_size;
-    uint32_t message_count;
-    struct chat_message *messages;
-    char chat_family[32];
-    unsigned flags; /* enum tokenizer_flag */
-    unsigned chat_flags;
-    fl_status status; /* FL_AGAIN: not run */
-    char error[STATE_TEXT_MAX];
-    uint64_t begin_ns;
-    uint64_t end_ns;
-    uint32_t *ids;
-    size_t count;
-};
-
-static fl_status encode_messages(struct tokenising *job, size_t max)
-{
-    const struct catalog_model *model = job->model;
-    struct chat_template other;
-    const struct chat_template *chat = &model->chat;
-    if (job->chat_family[0] != '\0') {
-        FL_TRY(chat_template_open(model_gguf(model->model), tokenizer_vocabulary(model->tokenizer),
-                                  job->chat_family, &other));
-        chat = &other;
-    } else if (!model->has_chat) {
-        return FL_FAIL(FL_UNSUPPORTED, "%s", model->chat_problem);
-    }
-    return chat_template_encode(chat, model->tokenizer, job->messages, job->message_count,
-                                job->chat_flags, job->ids, max, &job->count);
-}
-
-static void tokenise(struct tokenising *job)
-{
-    /* A token takes a byte of text or more, but for those that the model adds. */
-    size_t max = job->text_size + 16;
-    if (job->message_count > 0) {
-        max += MARKUP_TOKENS + (size_t)job->message_count * MESSAGE_MARKUP_TOKENS;
-    }
-    job->ids = malloc(max * sizeof(*job->ids));
-    if (job->ids == NULL) {
-        job->status =
-            FL_FAIL(FL_NO_MEMORY, "no memory for the tokens of %zu bytes", job->text_size);
-    } else if (job->message_count > 0) {
-        job->status = encode_messages(job, max);
-    } else {
-        job->status = tokenizer_encode(job->model->tokenizer, job->text, job->text_size, job->flags,
-                                       job->ids, max, &job->count);
-    }
-    if (job->status != FL_OK) {
-        snprintf(job->error, sizeof(job->error), "%s", fl_last_error());
-        return;
-    }
-    uint32_t *fitted = realloc(job->ids, (job->count > 0 ? job->count : 1) * sizeof(*job->ids));
-    job->ids = fitted != NULL ? fitted : job->ids;
-}
-
-static void run_tokenising(struct job *base)
-{
-    struct tokenising *job = (struct tokenising *)base;
-    job->begin_ns = state_now(job->coordinator);
-    tokenise(job);
-    job->end_ns = state_now(job->coordinator);
-}
-
-static void prompt_ready(struct coordinator *coordinator, struct request *request);
-
-static void done_tokenising(struct job *base, void *ctx)
-{
-    struct coordinator *coordinator = ctx;
-    struct tokenising *job = (struct tokenising *)base;
-    struct request *request = request_by_serial(coordinator, job->serial);
-    if (request != NULL && job->status != FL_OK) {
-        request_fail(coordinator, request, job->status == FL_AGAIN ? FL_CANCELLED : job->status,
-                     job->error, 0);
-    } else if (request != NULL && request->kind == FL_REQUEST_TOKENIZE) {
-        struct fl_client_event event = {
-            .kind = FL_EVENT_TOKENS, .as.tokens = {.count = (uint32_t)job->count, .ids = job->ids}};
-        request_event(coordinator, request, &event);
-        request_free(coordinator, request);
-    } else if (request != NULL) {
-        request->tokens = job->ids;
-        request->prompt_count = (uint32_t)job->count;
-        request->tokenise_ns = job->begin_ns;
-        request->tokenised_ns = job->end_ns;
-        job->ids = NULL;
-        prompt_ready(coordinator, request);
-    }
-    catalog_release(coordinator->catalog, job->model);
-    free(job->text);
-    free(job->messages);
-    free(job->ids);
-    free(job);
-}
-
-static void start_tokenising(struct coordinator *coordinator, struct request *request)
-{
-    struct tokenising *job = calloc(1, sizeof(*job));
-    if (job == NULL) {
-        request_fail(coordinator, request, FL_NO_MEMORY, "no memory to tokenise the prompt", 0);
-        return;
-    }
-    *job = (struct tokenising){.job = {.run = run_tokenising, .done = done_tokenising},
-                               .coordinator = coordinator,
-                               .model = request->model,
-                               .serial = request->serial,
-                               .text_size = request->text_size,
-                               .message_count = request->message_count,
-                               .flags = TOKENIZER_ADD_SPECIAL,
-                               .chat_flags = CHAT_ADD_PROMPT,
-                               .status = FL_AGAIN};
-    /* The model's end-of-text is for training texts; behind a prompt it would end the answer. */
-    job->flags |= request->kind == FL_REQUEST_GENERATE ? TOKENIZER_NO_EOS : 0;
-    job->flags |= request->special ? TOKENIZER_PARSE_SPECIAL : 0;
-    job->chat_flags |= request->special ? CHAT_PARSE_CONTENT : 0;
-    job->flags |= request->no_bos ? TOKENIZER_NO_BOS : 0;
-    memcpy(job->chat_family, request->chat_family, sizeof(job->chat_family));
-    /* Before submit(): the worker may run the job at once. */
-    job->text = request->text;
-    job->messages = request->messages;
-    if (worker_submit(coordinator->worker, &job->job) != FL_OK) {
-        free(job);
-        request_fail(coordinator, request, FL_BUSY, fl_last_error(), RETRY_MS);
-        return;
-    }
-    request->text = NULL;
-    request->messages = NULL;
-    catalog_keep(job->model);
+    return prompt_take(request, wanted);
 }
 
 /* ---- admission ---- */
@@ -266,26 +51,6 @@ static fl_status open_stream(struct request *request)
     }
     return text_stream_init(&request->stream, request->model->tokenizer, stops, request->stop_count,
                             TOKENIZER_HIDE_SPECIAL);
-}
-
-void generation_model_ready(struct coordinator *coordinator, struct request *request)
-{
-    fl_status status = FL_OK;
-    request->opened_ns = state_now(coordinator);
-    if (request->kind == FL_REQUEST_GENERATE) {
-        status = open_stream(request);
-        if (status == FL_OK) {
-            /* The nodes begin to load while the prompt becomes tokens. */
-            status = placement_get(coordinator, request->model, &request->placement);
-        }
-    }
-    if (status != FL_OK) {
-        request_fail(coordinator, request, status, fl_last_error(), 0);
-    } else if (request->tokens != NULL) {
-        prompt_ready(coordinator, request);
-    } else {
-        start_tokenising(coordinator, request);
-    }
 }
 
 static fl_status check_tokens(const struct request *request)
@@ -365,8 +130,22 @@ static void tell_queued(struct coordinator *coordinator, const struct request *r
     request_event(coordinator, request, &event);
 }
 
+/* The answer to TOKENIZE. */
+static void tell_tokens(struct coordinator *coordinator, struct request *request)
+{
+    struct fl_client_event event = {
+        .kind = FL_EVENT_TOKENS,
+        .as.tokens = {.count = request->prompt_count, .ids = request->tokens}};
+    request_event(coordinator, request, &event);
+    request_free(coordinator, request);
+}
+
 static void prompt_ready(struct coordinator *coordinator, struct request *request)
 {
+    if (request->kind == FL_REQUEST_TOKENIZE) {
+        tell_tokens(coordinator, request);
+        return;
+    }
     fl_status status = check_tokens(request);
     if (status == FL_OK) {
         status = size_request(request);
@@ -388,6 +167,26 @@ static void prompt_ready(struct coordinator *coordinator, struct request *reques
     } else {
         request->queued_ns = state_now(coordinator);
         tell_queued(coordinator, request);
+    }
+}
+
+void generation_model_ready(struct coordinator *coordinator, struct request *request)
+{
+    fl_status status = FL_OK;
+    request->opened_ns = state_now(coordinator);
+    if (request->kind == FL_REQUEST_GENERATE) {
+        status = open_stream(request);
+        if (status == FL_OK) {
+            /* The nodes begin to load while the prompt becomes tokens. */
+            status = placement_get(coordinator, request->model, &request->placement);
+        }
+    }
+    if (status != FL_OK) {
+        request_fail(coordinator, request, status, fl_last_error(), 0);
+    } else if (request->tokens != NULL) {
+        prompt_ready(coordinator, request);
+    } else {
+        prompt_tokenise(coordinator, request, prompt_ready);
     }
 }
 
@@ -541,6 +340,32 @@ static void log_done(const struct request *request, const struct fl_client_event
            event->as.done.ttft_ms, exposed);
 }
 
+/* Where the time to the first token went; with a timeline, stages and class as they were then. */
+static void tell_times(struct coordinator *coordinator, struct request *request,
+                       struct fl_client_event *event, struct fl_stage_summary *stages,
+                       struct fl_phase_summary *phases)
+{
+    if (request->token_count > 0) {
+        event->as.done.ttft_ms =
+            (double)(request->first_ns - request->arrived_ns) / (double)FL_NS_PER_MS;
+    }
+    const struct timeline *timeline = trace_keep(coordinator, request);
+    if (timeline != NULL) {
+        event->as.done.class_ = timeline->class_;
+        event->as.done.timeline_id = timeline->id;
+        event->as.done.predicted_ms = timeline->predicted_ms;
+        event->as.done.phase_count = timeline_phases(timeline, phases);
+        event->as.done.stage_count = timeline->stage_count;
+        for (uint32_t i = 0; i < timeline->stage_count; i++) {
+            stages[i] = timeline->stages[i].summary;
+        }
+    } else if (request->token_count > 0) {
+        phases[0] = (struct fl_phase_summary){.phase = fl_phase_name(FL_PHASE_UNKNOWN),
+                                              .exposed_ms = event->as.done.ttft_ms};
+        event->as.done.phase_count = 1; /* no memory for more */
+    }
+}
+
 /* DONE, and nothing is left. */
 static void end(struct coordinator *coordinator, struct request *request)
 {
@@ -562,25 +387,7 @@ static void end(struct coordinator *coordinator, struct request *request)
                     .logit_count = request->logit_count,
                     .logits = request->logits,
                     .phases = phases}};
-    if (request->token_count > 0) {
-        event.as.done.ttft_ms =
-            (double)(request->first_ns - request->arrived_ns) / (double)FL_NS_PER_MS;
-    }
-    const struct timeline *timeline = trace_keep(coordinator, request);
-    if (timeline != NULL) {
-        event.as.done.class_ = timeline->class_;
-        event.as.done.timeline_id = timeline->id;
-        event.as.done.predicted_ms = timeline->predicted_ms;
-        event.as.done.phase_count = timeline_phases(timeline, phases);
-        event.as.done.stage_count = timeline->stage_count;
-        for (uint32_t i = 0; i < timeline->stage_count; i++) {
-            stages[i] = timeline->stages[i].summary;
-        }
-    } else if (request->token_count > 0) {
-        phases[0] = (struct fl_phase_summary){.phase = fl_phase_name(FL_PHASE_UNKNOWN),
-                                              .exposed_ms = event.as.done.ttft_ms};
-        event.as.done.phase_count = 1; /* no memory for more */
-    }
+    tell_times(coordinator, request, &event, stages, phases);
     log_done(request, &event);
     request_event(coordinator, request, &event);
     request_free(coordinator, request);
@@ -664,18 +471,13 @@ static void keep_logits(struct request *request, const struct fl_token *token)
     }
 }
 
-void generation_token(struct coordinator *coordinator, struct placement *placement,
-                      const struct fl_token *token)
+/* False when the token is not the one that is due. */
+static bool take_token(struct coordinator *coordinator, struct request *request,
+                       const struct fl_token *token)
 {
-    struct request *request = find_running(coordinator, placement, token->request_id);
-    if (request == NULL) {
-        return; /* late: the request ended here meanwhile */
-    }
     const uint32_t position = request->prompt_count + token->index;
     if (token->index != request->token_count || position >= request->sequence->capacity) {
-        request_fail(coordinator, request, FL_PROTOCOL,
-                     "the last stage sent tokens out of order; send the request again", RETRY_MS);
-        return;
+        return false;
     }
     request->sequence->tokens[position] = token->id;
     request->token_count++;
@@ -684,6 +486,21 @@ void generation_token(struct coordinator *coordinator, struct placement *placeme
         request->first_ns = request->last_ns;
         request->token_ns = request->last_ns;
         keep_logits(request, token);
+    }
+    return true;
+}
+
+void generation_token(struct coordinator *coordinator, struct placement *placement,
+                      const struct fl_token *token)
+{
+    struct request *request = find_running(coordinator, placement, token->request_id);
+    if (request == NULL) {
+        return; /* late: the request ended here meanwhile */
+    }
+    if (!take_token(coordinator, request, token)) {
+        request_fail(coordinator, request, FL_PROTOCOL,
+                     "the last stage sent tokens out of order; send the request again", RETRY_MS);
+        return;
     }
     if (token->finish == FL_FINISH_STOP) {
         if (request->token_count == 1) {

@@ -2,7 +2,7 @@
  *
  * Admission reserves the KV blocks of prompt and answer on every stage at once;
  * who does not find them waits in line, and is told why.  Tokens come from the
- * last stage; text leaves in whole characters.
+ * last stage; text leaves in whole characters.  How a prompt becomes token ids is prompt.h.
  *
  * Thread:  owner (the main loop).
  */
