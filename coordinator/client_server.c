@@ -11,10 +11,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include "coordinator/client_listener.h"
 #include "proto/base/log.h"
 #include "proto/base/log_throttle.h"
 #include "proto/base/spare_descriptor.h"
@@ -29,7 +28,6 @@
 enum {
     SLOT_BITS = 8,
     EVENT_BATCH = 64,
-    LISTEN_BACKLOG = 64,
     PACK_SIZE = 256 << 10,
     SEGMENT_SIZE = 1024, /* of a timeline, packed or generated, names and causes included */
     SPAN_SIZE = 512,
@@ -55,20 +53,13 @@ struct client {
     struct fl_frame_writer out;
 };
 
-struct listener {
-    int fd;
-    bool is_unix;
-    char path[FL_NETWORK_PATH_MAX];
-    char text[FL_NETWORK_TEXT_MAX];
-};
-
 struct client_server {
     struct client_server_config config;
     int epoll;
     int spare; /* a descriptor to refuse a client with when none is left */
     struct fl_log_throttle refused;
     uint32_t listener_count;
-    struct listener listeners[CLIENT_SERVER_LISTENER_MAX];
+    struct client_listener listeners[CLIENT_SERVER_LISTENER_MAX];
     struct client clients[CLIENT_SERVER_CLIENT_MAX];
     uint64_t next_serial;
     void *scratch; /* [PACK_SIZE] for the mapper */
@@ -146,10 +137,7 @@ void client_server_close(struct client_server *server)
         }
     }
     for (uint32_t i = 0; i < server->listener_count; i++) {
-        close(server->listeners[i].fd);
-        if (server->listeners[i].is_unix) {
-            unlink(server->listeners[i].path);
-        }
+        client_listener_close(&server->listeners[i]);
     }
     fl_spare_descriptor_close(&server->spare);
     close(server->epoll);
@@ -160,110 +148,14 @@ void client_server_close(struct client_server *server)
 
 /* ---- listening ---- */
 
-/* True when somebody answers on a Unix socket. */
-static bool unix_answers(const struct sockaddr_un *name)
-{
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    const bool answers =
-        fd >= 0 && (connect(fd, (const struct sockaddr *)name, sizeof(*name)) == 0 ||
-                    errno == EAGAIN || errno == EINPROGRESS);
-    if (fd >= 0) {
-        close(fd);
-    }
-    return answers;
-}
-
-static fl_status listen_unix(const char *path, int fd)
-{
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
-    snprintf(name.sun_path, sizeof(name.sun_path), "%s", path);
-    struct stat found;
-    if (lstat(path, &found) == 0) {
-        if (!S_ISSOCK(found.st_mode)) {
-            return FL_FAIL(FL_INVALID, "%s exists and is not a socket; choose another path", path);
-        }
-        if (unix_answers(&name)) {
-            return FL_FAIL(FL_BUSY, "unix:%s is in use by another coordinator", path);
-        }
-        unlink(path); /* left behind by one that is gone */
-    }
-    const mode_t before = umask(0177);
-    const int bound = bind(fd, (const struct sockaddr *)&name, sizeof(name));
-    const int error = errno;
-    umask(before);
-    if (bound != 0) {
-        return FL_FAIL(FL_IO, "cannot listen on unix:%s: %s", path, strerror(error));
-    }
-    return FL_OK;
-}
-
-static fl_status listen_tcp(const char *text, const struct fl_network_socket *name, int fd)
-{
-    const int on = 1;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, (const struct sockaddr *)&name->storage, name->size) == 0) {
-        return FL_OK;
-    }
-    if (errno == EADDRINUSE) {
-        return FL_FAIL(FL_BUSY,
-                       "port in use: another program listens on %s; stop it, or choose another "
-                       "port with --client-listen",
-                       text);
-    }
-    return FL_FAIL(FL_IO, "cannot listen on %s: %s", text, strerror(errno));
-}
-
-static fl_status bind_address(struct client_server *server, const char *text,
-                              struct listener *listener)
-{
-    struct fl_network_address address;
-    FL_TRY(fl_network_address_parse(text, strlen(text), &address));
-    struct fl_network_socket name = {.storage.ss_family = AF_UNIX};
-    size_t count = 0;
-    if (!address.is_unix) {
-        FL_TRY(fl_network_address_resolve(&address, &name, 1, &count));
-        if (server->config.key == NULL && !fl_network_socket_is_loopback(&name)) {
-            return FL_FAIL(FL_DENIED,
-                           "%s is reached from other machines: that needs a pool key "
-                           "(firstlight keygen --out FILE, then --key-file FILE)",
-                           text);
-        }
-    }
-    const int kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-    const int fd = socket(name.storage.ss_family, kind, 0);
-    if (fd < 0) {
-        return FL_FAIL(FL_IO, "no socket for %s: %s", text, strerror(errno));
-    }
-    fl_status status =
-        address.is_unix ? listen_unix(address.path, fd) : listen_tcp(text, &name, fd);
-    if (status == FL_OK && listen(fd, LISTEN_BACKLOG) != 0) {
-        status = FL_FAIL(FL_BUSY, "cannot listen on %s: %s", text, strerror(errno));
-    }
-    if (status != FL_OK) {
-        close(fd);
-        return status;
-    }
-    listener->fd = fd;
-    listener->is_unix = address.is_unix;
-    snprintf(listener->path, sizeof(listener->path), "%s", address.path);
-    if (address.is_unix) {
-        snprintf(listener->text, sizeof(listener->text), "unix:%s", address.path);
-        return FL_OK;
-    }
-    struct fl_network_socket bound = {.size = sizeof(bound.storage)};
-    (void)getsockname(fd, (struct sockaddr *)&bound.storage, &bound.size);
-    fl_network_socket_text(&bound, listener->text);
-    return FL_OK;
-}
-
 fl_status client_server_listen(struct client_server *server, const char *address)
 {
     if (server->listener_count == CLIENT_SERVER_LISTENER_MAX) {
         return FL_FAIL(FL_TOO_LARGE, "%s is one listen address too many: at most %d", address,
                        CLIENT_SERVER_LISTENER_MAX);
     }
-    struct listener *listener = &server->listeners[server->listener_count];
-    FL_TRY(bind_address(server, address, listener));
+    struct client_listener *listener = &server->listeners[server->listener_count];
+    FL_TRY(client_listener_open(address, server->config.key, listener));
     server->listener_count++;
     return watch(server, listener->fd, server->listener_count - 1);
 }
@@ -398,13 +290,17 @@ static fl_status pack_and_queue(struct client_server *server, struct client *cli
     return status;
 }
 
+static struct fl_client_event error_event(uint64_t id, fl_status code)
+{
+    return (struct fl_client_event){.id = id,
+                                    .kind = FL_EVENT_ERROR,
+                                    .as.error = {.code = (uint32_t)code, .text = fl_last_error()}};
+}
+
 /* The last words on a connection. */
 static void refuse(struct client_server *server, struct client *client, uint64_t id, fl_status code)
 {
-    const struct fl_client_event event = {
-        .id = id,
-        .kind = FL_EVENT_ERROR,
-        .as.error = {.code = (uint32_t)code, .text = fl_last_error()}};
+    const struct fl_client_event event = error_event(id, code);
     (void)!pack_and_queue(server, client, &event);
     begin_close(server, client);
 }
@@ -481,10 +377,7 @@ static void take_request(struct client_server *server, struct client *client, co
         refuse(server, client, 0, status);
     } else if (status != FL_OK) {
         /* A whole message with something wrong in it: the connection can go on. */
-        const struct fl_client_event event = {
-            .id = request.id,
-            .kind = FL_EVENT_ERROR,
-            .as.error = {.code = (uint32_t)status, .text = fl_last_error()}};
+        const struct fl_client_event event = error_event(request.id, status);
         client->may_shake = false;
         client_server_send(server, client->handle, &event);
     } else {
@@ -573,30 +466,17 @@ static bool read_in(struct client_server *server, struct client *client)
     return true;
 }
 
-static void accept_client(struct client_server *server, const struct listener *listener)
+/* A line in the log, unless many came before. */
+static void log_refused(struct client_server *server, const char *why)
 {
-    const uint64_t now = fl_clock_now(&server->config.clock);
-    const int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-        if (fl_spare_descriptor_refuse(&server->spare, listener->fd, errno) &&
-            fl_log_throttle_pass(&server->refused, now)) {
-            fl_log(FL_LOG_WARN, "client refused: no file descriptor is left (ulimit -n)");
-        }
-        return;
+    if (fl_log_throttle_pass(&server->refused, fl_clock_now(&server->config.clock))) {
+        fl_log(FL_LOG_WARN, "client refused: %s", why);
     }
-    uint32_t slot = 0;
-    while (slot < CLIENT_SERVER_CLIENT_MAX && server->clients[slot].state != CLIENT_FREE) {
-        slot++;
-    }
-    if (slot == CLIENT_SERVER_CLIENT_MAX ||
-        watch(server, fd, CLIENT_SERVER_LISTENER_MAX + slot) != FL_OK) {
-        if (fl_log_throttle_pass(&server->refused, now)) {
-            fl_log(FL_LOG_WARN, "client refused: %d are connected, the limit",
-                   CLIENT_SERVER_CLIENT_MAX);
-        }
-        close(fd);
-        return;
-    }
+}
+
+static void open_client(struct client_server *server, const struct client_listener *listener,
+                        uint32_t slot, int fd)
+{
     const int on = 1;
     if (!listener->is_unix) {
         (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -609,11 +489,35 @@ static void accept_client(struct client_server *server, const struct listener *l
                               .may_shake = true,
                               .deadline_ns = UINT64_MAX};
     if (must_shake) {
-        client->deadline_ns = now + AUTH_DEADLINE_NS;
+        client->deadline_ns = fl_clock_now(&server->config.clock) + AUTH_DEADLINE_NS;
     }
     fl_frame_reader_init(&client->in, must_shake ? FL_HANDSHAKE_RECORD_MAX : FL_CLIENT_MESSAGE_MAX);
     fl_frame_writer_init(&client->out, OUT_SIZE_MAX);
     fl_handshake_init(&client->handshake, FL_PARTY_COORDINATOR, false, server->config.key);
+}
+
+static void accept_client(struct client_server *server, const struct client_listener *listener)
+{
+    const int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        if (fl_spare_descriptor_refuse(&server->spare, listener->fd, errno)) {
+            log_refused(server, "no file descriptor is left (ulimit -n)");
+        }
+        return;
+    }
+    uint32_t slot = 0;
+    while (slot < CLIENT_SERVER_CLIENT_MAX && server->clients[slot].state != CLIENT_FREE) {
+        slot++;
+    }
+    if (slot == CLIENT_SERVER_CLIENT_MAX ||
+        watch(server, fd, CLIENT_SERVER_LISTENER_MAX + slot) != FL_OK) {
+        char why[64];
+        snprintf(why, sizeof(why), "%d are connected, the limit", CLIENT_SERVER_CLIENT_MAX);
+        log_refused(server, why);
+        close(fd);
+        return;
+    }
+    open_client(server, listener, slot, fd);
 }
 
 static void serve(struct client_server *server, struct client *client, uint32_t events)

@@ -2,7 +2,7 @@
  *
  * Listens on TCP addresses and Unix sockets, reads frames, answers with frames.
  * With a pool key, whoever comes over TCP proves to hold it before anything
- * else is parsed; a Unix socket is guarded by its file mode.  What a client does
+ * else is parsed.  What a client does
  * wrong costs its own connection, with one sentence that says why; everything
  * it can make grow has a limit.
  *
@@ -53,8 +53,8 @@ FL_MUST_CHECK fl_status client_server_open(const struct client_server_config *co
                                            struct client_server **out);
 void client_server_close(struct client_server *server);
 
-/* "host:port" (port 0: any) or "unix:/path".  FL_BUSY when it is in use, FL_INVALID when it is
- * none, FL_DENIED when other machines reach it while there is no key, FL_IO with the system's reason. */
+/* Listens on one more address (client_listener.h, which says what can be wrong with it); FL_TOO_LARGE
+ * beyond CLIENT_SERVER_LISTENER_MAX. */
 FL_MUST_CHECK fl_status client_server_listen(struct client_server *server, const char *address);
 
 /* The address of listener `index` as text, "" when there is none. */
