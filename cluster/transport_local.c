@@ -5,36 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cluster/local_event.h"
+
 enum {
     QUEUE_COUNT_MAX = 256, /* as over UCX */
     QUEUE_BYTES_MAX = 16 << 20,
     TEXT_MAX = 128,
     ADDRESS_SIZE = 8,
-};
-
-enum event_kind {
-    EVENT_CONNECT, /* a link from elsewhere */
-    EVENT_MESSAGE,
-    EVENT_SENT,   /* to ourselves */
-    EVENT_BYE,    /* the other side closed, or was killed */
-    EVENT_CLOSED, /* to ourselves */
-};
-
-/* Something that will happen to one process. */
-struct event {
-    enum event_kind kind;
-    uint64_t when_ns;
-    uint64_t order; /* among those of one time */
-    uint32_t from;  /* process */
-    transport_link from_link;
-    uint64_t cookie;
-    const void *borrowed; /* the sender's data, to see that it stays as it was */
-    uint16_t type;
-    fl_status why;
-    size_t header_size;
-    uint64_t header[TRANSPORT_HEADER_MAX / 8];
-    size_t size;
-    unsigned char *data;
 };
 
 enum link_state { LINK_FREE, LINK_OPEN, LINK_CLOSING };
@@ -55,12 +32,8 @@ struct process {
     uint32_t number;
     bool alive;
     struct transport_events events;
-    struct event **heap; /* by when_ns, order */
-    size_t heap_count;
-    size_t heap_size;
-    struct event **held; /* came while cut off, in order */
-    size_t held_count;
-    size_t held_size;
+    struct local_event_list coming; /* the earliest first */
+    struct local_event_list held;   /* came while cut off, in order */
     struct link links[TRANSPORT_LINK_MAX];
 };
 
@@ -108,75 +81,16 @@ struct fl_clock local_network_clock(struct local_network *network)
 
 /* Events. */
 
-static bool before(const struct event *a, const struct event *b)
+static struct local_event *event_new(struct process *from, const struct link *link,
+                                     enum local_event_kind kind, uint64_t when_ns)
 {
-    return a->when_ns != b->when_ns ? a->when_ns < b->when_ns : a->order < b->order;
-}
-
-/* Simulations run where memory is plenty: without it there is nothing to replay. */
-static struct event **grown(struct event **list, size_t count, size_t *size)
-{
-    if (count < *size) {
-        return list;
-    }
-    *size = *size > 0 ? *size * 2 : 64;
-    struct event **larger = realloc(list, *size * sizeof(struct event *));
-    FL_ASSERT(larger != NULL);
-    return larger;
-}
-
-static void heap_push(struct process *process, struct event *event)
-{
-    process->heap = grown(process->heap, process->heap_count, &process->heap_size);
-    size_t i = process->heap_count++;
-    while (i > 0 && before(event, process->heap[(i - 1) / 2])) {
-        process->heap[i] = process->heap[(i - 1) / 2];
-        i = (i - 1) / 2;
-    }
-    process->heap[i] = event;
-}
-
-static struct event *heap_pop(struct process *process)
-{
-    struct event *first = process->heap[0];
-    struct event *last = process->heap[--process->heap_count];
-    size_t i = 0;
-    for (;;) {
-        size_t child = 2 * i + 1;
-        if (child >= process->heap_count) {
-            break;
-        }
-        if (child + 1 < process->heap_count &&
-            before(process->heap[child + 1], process->heap[child])) {
-            child++;
-        }
-        if (!before(process->heap[child], last)) {
-            break;
-        }
-        process->heap[i] = process->heap[child];
-        i = child;
-    }
-    process->heap[i] = last;
-    return first;
-}
-
-static struct event *event_new(struct process *from, const struct link *link, enum event_kind kind,
-                               uint64_t when_ns)
-{
-    struct event *event = calloc(1, sizeof(*event));
-    FL_ASSERT(event != NULL);
+    struct local_event *event = local_event_new();
     event->kind = kind;
     event->when_ns = when_ns;
     event->order = ++from->network->order;
     event->from = from->number;
     event->from_link = link->id;
     return event;
-}
-
-static void event_free(struct event *event)
-{
-    free(event->data);
-    free(event);
 }
 
 /* The other end of a link's process, NULL when it is no more. */
@@ -233,19 +147,20 @@ static struct link *link_take(struct process *process, uint32_t peer, transport_
 
 static void closed_at(struct process *process, struct link *link, uint64_t when_ns, fl_status why)
 {
-    struct event *event = event_new(process, link, EVENT_CLOSED, when_ns);
+    struct local_event *event = event_new(process, link, LOCAL_EVENT_CLOSED, when_ns);
     event->why = why;
-    heap_push(process, event);
+    local_event_list_push(&process->coming, event);
 }
 
 /* What came from the link and has not arrived never will: the event stays and does nothing. */
 static void forget_messages(struct process *to, const struct process *from, const struct link *link)
 {
-    for (size_t i = 0; i < to->heap_count + to->held_count; i++) {
-        struct event *event = i < to->heap_count ? to->heap[i] : to->held[i - to->heap_count];
+    for (size_t i = 0; i < to->coming.count + to->held.count; i++) {
+        struct local_event *event =
+            i < to->coming.count ? to->coming.events[i] : to->held.events[i - to->coming.count];
         if (event->from == from->number && event->from_link == link->id &&
-            event->kind == EVENT_MESSAGE) {
-            event->kind = EVENT_SENT;
+            event->kind == LOCAL_EVENT_MESSAGE) {
+            event->kind = LOCAL_EVENT_SENT;
             event->cookie = 0;
         }
     }
@@ -253,7 +168,7 @@ static void forget_messages(struct process *to, const struct process *from, cons
 
 /* What happens. */
 
-static unsigned do_connect(struct process *process, const struct event *event)
+static unsigned do_connect(struct process *process, const struct local_event *event)
 {
     struct process *from = process->network->processes[event->from];
     struct link *link = link_take(process, event->from, event->from_link);
@@ -276,7 +191,7 @@ static unsigned do_connect(struct process *process, const struct event *event)
     return 1;
 }
 
-static unsigned do_message(struct process *process, const struct event *event)
+static unsigned do_message(struct process *process, const struct local_event *event)
 {
     struct process *from = process->network->processes[event->from];
     struct link *theirs = from != NULL ? link_find(from, event->from_link) : NULL;
@@ -293,7 +208,7 @@ static unsigned do_message(struct process *process, const struct event *event)
     return 1;
 }
 
-static unsigned do_sent(struct process *process, const struct event *event)
+static unsigned do_sent(struct process *process, const struct local_event *event)
 {
     if (event->cookie == 0 || link_find(process, event->from_link) == NULL) {
         return 0;
@@ -313,7 +228,7 @@ static unsigned end_link(struct process *process, struct link *link, fl_status w
     return 1;
 }
 
-static unsigned do_bye(struct process *process, const struct event *event)
+static unsigned do_bye(struct process *process, const struct local_event *event)
 {
     struct link *link = link_by_peer(process, event->from, event->from_link);
     if (link == NULL) {
@@ -325,7 +240,7 @@ static unsigned do_bye(struct process *process, const struct event *event)
     return end_link(process, link, link->state == LINK_CLOSING ? FL_CANCELLED : FL_LINK_LOST, text);
 }
 
-static unsigned do_closed(struct process *process, const struct event *event)
+static unsigned do_closed(struct process *process, const struct local_event *event)
 {
     struct link *link = link_find(process, event->from_link);
     if (link == NULL) {
@@ -336,14 +251,14 @@ static unsigned do_closed(struct process *process, const struct event *event)
     return end_link(process, link, event->why, event->why == FL_CANCELLED ? "closed here" : text);
 }
 
-static unsigned happen(struct process *process, const struct event *event)
+static unsigned happen(struct process *process, const struct local_event *event)
 {
     switch (event->kind) {
-    case EVENT_CONNECT: return do_connect(process, event);
-    case EVENT_MESSAGE: return do_message(process, event);
-    case EVENT_SENT: return do_sent(process, event);
-    case EVENT_BYE: return do_bye(process, event);
-    case EVENT_CLOSED: return do_closed(process, event);
+    case LOCAL_EVENT_CONNECT: return do_connect(process, event);
+    case LOCAL_EVENT_MESSAGE: return do_message(process, event);
+    case LOCAL_EVENT_SENT: return do_sent(process, event);
+    case LOCAL_EVENT_BYE: return do_bye(process, event);
+    case LOCAL_EVENT_CLOSED: return do_closed(process, event);
     }
     return 0;
 }
@@ -353,15 +268,14 @@ static unsigned local_progress(struct transport *transport)
     struct process *process = process_of(transport);
     unsigned count = 0;
     FL_ASSERT(process->alive);
-    while (process->heap_count > 0 && process->heap[0]->when_ns <= process->network->now_ns) {
-        struct event *event = heap_pop(process);
+    while (local_event_list_next_ns(&process->coming) <= process->network->now_ns) {
+        struct local_event *event = local_event_list_pop(&process->coming);
         if (process->network->cut[event->from][process->number]) {
-            process->held = grown(process->held, process->held_count, &process->held_size);
-            process->held[process->held_count++] = event;
+            local_event_list_append(&process->held, event);
             continue;
         }
         count += happen(process, event);
-        event_free(event);
+        local_event_free(event);
     }
     return count;
 }
@@ -410,7 +324,8 @@ static fl_status local_connect(struct transport *transport, const struct fl_addr
     if (peer == NULL) {
         closed_at(process, link, when_ns, FL_LINK_LOST);
     } else {
-        heap_push(peer, event_new(process, link, EVENT_CONNECT, when_ns));
+        local_event_list_push(&peer->coming,
+                              event_new(process, link, LOCAL_EVENT_CONNECT, when_ns));
     }
     *out = link->id;
     return FL_OK;
@@ -438,22 +353,13 @@ static fl_status local_send(struct transport *transport, transport_link id, uint
         if (to == NULL || (copy == 1 && cookie == 0)) {
             continue;
         }
-        struct event *event =
-            event_new(process, link, copy == 0 ? EVENT_MESSAGE : EVENT_SENT, when_ns);
+        struct local_event *event =
+            event_new(process, link, copy == 0 ? LOCAL_EVENT_MESSAGE : LOCAL_EVENT_SENT, when_ns);
         event->type = type;
         event->cookie = cookie;
         event->borrowed = data;
-        event->header_size = header_size;
-        event->size = size;
-        if (header_size > 0) {
-            memcpy(event->header, header, header_size);
-        }
-        if (size > 0) {
-            event->data = malloc(size);
-            FL_ASSERT(event->data != NULL);
-            memcpy(event->data, data, size);
-        }
-        heap_push(to, event);
+        local_event_fill(event, header, header_size, data, size);
+        local_event_list_push(&to->coming, event);
     }
     if (peer != NULL) {
         link->queue_count++;
@@ -468,9 +374,9 @@ static uint64_t say_bye(struct process *process, struct link *link, fl_status wh
     struct process *peer = peer_of(process, link);
     const uint64_t when_ns = arrival(process, link);
     if (peer != NULL) {
-        struct event *event = event_new(process, link, EVENT_BYE, when_ns);
+        struct local_event *event = event_new(process, link, LOCAL_EVENT_BYE, when_ns);
         event->why = why;
-        heap_push(peer, event);
+        local_event_list_push(&peer->coming, event);
     }
     return when_ns;
 }
@@ -512,19 +418,8 @@ static int local_fd(struct transport *transport)
 static fl_status local_arm(struct transport *transport)
 {
     const struct process *process = process_of(transport);
-    return process->heap_count > 0 && process->heap[0]->when_ns <= process->network->now_ns
-               ? FL_AGAIN
-               : FL_OK;
-}
-
-static void forget_all(struct process *process)
-{
-    while (process->heap_count > 0) {
-        event_free(process->heap[--process->heap_count]);
-    }
-    while (process->held_count > 0) {
-        event_free(process->held[--process->held_count]);
-    }
+    return local_event_list_next_ns(&process->coming) <= process->network->now_ns ? FL_AGAIN
+                                                                                  : FL_OK;
 }
 
 void local_network_kill(struct local_network *network, struct transport *transport)
@@ -538,7 +433,8 @@ void local_network_kill(struct local_network *network, struct transport *transpo
             link->state = LINK_FREE;
         }
     }
-    forget_all(process);
+    local_event_list_clear(&process->coming);
+    local_event_list_clear(&process->held);
     process->alive = false;
 }
 
@@ -552,8 +448,8 @@ static void local_close(struct transport *transport)
         local_network_kill(process->network, transport);
     }
     process->network->processes[process->number] = NULL;
-    free(process->heap);
-    free(process->held);
+    local_event_list_close(&process->coming);
+    local_event_list_close(&process->held);
     free(process);
 }
 
@@ -640,8 +536,8 @@ uint64_t local_network_next_event_ns(const struct local_network *network)
     uint64_t next = UINT64_MAX;
     for (uint32_t i = 0; i < network->process_count; i++) {
         const struct process *process = network->processes[i];
-        if (process != NULL && process->heap_count > 0 && process->heap[0]->when_ns < next) {
-            next = process->heap[0]->when_ns;
+        if (process != NULL && local_event_list_next_ns(&process->coming) < next) {
+            next = local_event_list_next_ns(&process->coming);
         }
     }
     return next;
@@ -667,24 +563,23 @@ static void release_held(struct process *to, struct process *from)
 {
     const uint64_t when_ns = to->network->now_ns + to->network->config.delay_max_ns;
     /* What was still under way goes to the back as well: no key of the heap may change in place. */
-    while (to->heap_count > 0) {
-        to->held = grown(to->held, to->held_count, &to->held_size);
-        to->held[to->held_count++] = heap_pop(to);
+    while (to->coming.count > 0) {
+        local_event_list_append(&to->held, local_event_list_pop(&to->coming));
     }
     size_t kept = 0;
-    const size_t count = to->held_count;
+    const size_t count = to->held.count;
     for (size_t i = 0; i < count; i++) {
-        struct event *event = to->held[i];
+        struct local_event *event = to->held.events[i];
         if (event->from == from->number && event->when_ns < when_ns) {
             event->when_ns = when_ns; /* ties go by the order in which they were sent */
         }
         if (to->network->cut[event->from][to->number]) {
-            to->held[kept++] = event; /* cut off from another process too */
+            to->held.events[kept++] = event; /* cut off from another process too */
         } else {
-            heap_push(to, event);
+            local_event_list_push(&to->coming, event);
         }
     }
-    to->held_count = kept;
+    to->held.count = kept;
     for (size_t i = 0; i < TRANSPORT_LINK_MAX; i++) {
         struct link *link = &from->links[i];
         if (link->state != LINK_FREE && link->peer == to->number && link->arrive_ns < when_ns) {
