@@ -29,6 +29,13 @@ static struct stage_chain_config two_stages(void)
     };
 }
 
+static struct stage_chain_config one_stage(void)
+{
+    struct stage_chain_config config = two_stages();
+    config.stage_count = 1;
+    return config;
+}
+
 static void open_chain(struct model_spec spec, struct stage_chain_config config)
 {
     temp_folder_make(&folder);
@@ -75,6 +82,21 @@ static void run(struct stage_chain_request *request)
     CHECK_EQ(stage_chain_settle(chain), FL_OK);
 }
 
+/* One stage alone: run what can run, and what it says first then. */
+static void run_dry(struct stage *stage)
+{
+    while (stage_step(stage) == FL_OK) {
+    }
+}
+
+static struct fl_failure next_failure(struct stage *stage)
+{
+    struct stage_output output;
+    CHECK_EQ(stage_poll(stage, &output), FL_OK);
+    CHECK_EQ(output.kind, STAGE_OUTPUT_FAILURE);
+    return output.failure;
+}
+
 /* ---- ends ---- */
 
 static void fills_the_context(void)
@@ -99,9 +121,7 @@ static void stops_at_end_tokens(void)
     /* The chain 5 -> 6 -> 7 -> 9 -> 8; 9 and 3 end the text. */
     static const uint32_t after[] = {0, 0, 0, 0, 0, 6, 7, 9, 8, 8};
     struct model_spec spec = model_spec_scripted(TOKEN_TABLE_BPE, NULL, 0, after, 10);
-    struct stage_chain_config config = two_stages();
-    config.stage_count = 1;
-    open_chain(spec, config);
+    open_chain(spec, one_stage());
     prompt[0] = 5;
     struct stage_chain_request request = request_of(1, 10);
     request.stop_count = 2;
@@ -136,9 +156,7 @@ static uint32_t count_steps(void)
 
 static void computes_what_weights_allow(void)
 {
-    struct stage_chain_config config = two_stages();
-    config.stage_count = 1;
-    open_chain(tiny(), config);
+    open_chain(tiny(), one_stage());
     struct stage_chain_request request = request_of(20, 1);
     CHECK_EQ(stage_chain_admit(chain, &request), FL_OK);
     /* Three runs of 8, 8 and 4 rows are formed and get their embeddings. */
@@ -156,8 +174,7 @@ static void computes_what_weights_allow(void)
 
 static void no_overlap_waits_for_all(void)
 {
-    struct stage_chain_config config = two_stages();
-    config.stage_count = 1;
+    struct stage_chain_config config = one_stage();
     config.no_overlap = true;
     open_chain(tiny(), config);
     struct stage_chain_request request = request_of(20, 1);
@@ -422,14 +439,12 @@ static void gaps_before_the_admit_fail_the_request(void)
     CHECK_EQ(stage_take_activations(stage, &header, rows, 0), FL_OK);
     const struct fl_admit admit = admit_of(1, prompt);
     CHECK_EQ(stage_admit(stage, &admit, 0), FL_OK);
+    run_dry(stage);
+    const struct fl_failure failure = next_failure(stage);
+    CHECK_EQ(failure.request_id, 1);
+    CHECK_EQ(failure.code, FL_PROTOCOL);
+    CHECK(strstr(failure.text, "position 2; position 0 is next") != NULL);
     struct stage_output output;
-    while (stage_step(stage) == FL_OK) {
-    }
-    CHECK_EQ(stage_poll(stage, &output), FL_OK);
-    CHECK_EQ(output.kind, STAGE_OUTPUT_FAILURE);
-    CHECK_EQ(output.failure.request_id, 1);
-    CHECK_EQ(output.failure.code, FL_PROTOCOL);
-    CHECK(strstr(output.failure.text, "position 2; position 0 is next") != NULL);
     CHECK_EQ(stage_poll(stage, &output), FL_OK);
     CHECK_EQ(output.kind, STAGE_OUTPUT_CREDIT);
     CHECK_EQ(output.credit_rows, 4);
@@ -455,12 +470,8 @@ static void numbers_that_are_none_fail_the_request(void)
         .flags = FL_ACTIVATION_SAMPLE,
     };
     CHECK_EQ(stage_take_activations(stage, &header, rows, 0), FL_OK);
-    while (stage_step(stage) == FL_OK) {
-    }
-    struct stage_output output;
-    CHECK_EQ(stage_poll(stage, &output), FL_OK);
-    CHECK_EQ(output.kind, STAGE_OUTPUT_FAILURE);
-    CHECK_EQ(output.failure.code, FL_MALFORMED);
+    run_dry(stage);
+    CHECK_EQ(next_failure(stage).code, FL_MALFORMED);
     stage_end(stage, &(struct fl_end){.plan_id = PLAN_ID, .request_id = 1});
     CHECK_EQ(stage_kv_blocks_free(stage), 8);
     close_chain();
@@ -517,13 +528,11 @@ static void failed_embedding_fails_its_requests(void)
     CHECK_EQ(stage_open(&stage_config, &stage), FL_OK);
     const struct fl_admit admit = admit_of(1, prompt);
     CHECK_EQ(stage_admit(stage, &admit, 0), FL_OK);
-    while (stage_step(stage) == FL_OK) {
-    }
+    run_dry(stage);
+    const struct fl_failure failure = next_failure(stage);
+    CHECK_EQ(failure.code, FL_IO);
+    CHECK(strcmp(failure.text, "the disk is gone") == 0);
     struct stage_output output;
-    CHECK_EQ(stage_poll(stage, &output), FL_OK);
-    CHECK_EQ(output.kind, STAGE_OUTPUT_FAILURE);
-    CHECK_EQ(output.failure.code, FL_IO);
-    CHECK(strcmp(output.failure.text, "the disk is gone") == 0);
     CHECK_EQ(stage_poll(stage, &output), FL_AGAIN);
     stage_end(stage, &(struct fl_end){.plan_id = PLAN_ID, .request_id = 1});
     CHECK_EQ(stage_kv_blocks_free(stage), 8);
