@@ -142,6 +142,42 @@ static void stops_at_end_tokens(void)
     close_chain();
 }
 
+/* ---- the sliding window ---- */
+
+static void answer_within(uint32_t window, uint32_t prompt_count,
+                          struct stage_chain_request *request)
+{
+    struct model_spec spec = model_spec_tiny(FL_ARCHITECTURE_GEMMA3, FL_DTYPE_Q8_0);
+    spec.window = window;
+    open_chain(spec, one_stage());
+    CHECK_EQ(stage_chain_load_all(chain), FL_OK);
+    *request = request_of(prompt_count, 3);
+    request->sampling.logprobs = 1;
+    run(request);
+    CHECK_EQ(request->count, 3);
+    close_chain();
+}
+
+/* As long as all positions are within it, a window changes nothing; one more, and it does. */
+static void a_window_cuts_one_position_beyond_it(void)
+{
+    enum { WINDOW = 8 };
+    for (uint32_t prompt_count = WINDOW - 1; prompt_count <= WINDOW + 1; prompt_count++) {
+        static struct stage_chain_request narrow, wide;
+        answer_within(WINDOW, prompt_count, &narrow);
+        answer_within(CONTEXT, prompt_count, &wide);
+        const bool same = memcmp(narrow.top, wide.top, 4 * sizeof(wide.top[0])) == 0;
+        CHECK_EQ(same, prompt_count <= WINDOW);
+        /* Token n follows prompt_count + n positions. */
+        for (uint32_t n = 0; n < 3 && prompt_count + n <= WINDOW; n++) {
+            CHECK_EQ(narrow.tokens[n], wide.tokens[n]);
+            CHECK(narrow.logprobs[n] == wide.logprobs[n]);
+        }
+        const uint32_t beyond = prompt_count <= WINDOW ? WINDOW + 1 - prompt_count : 0;
+        CHECK(narrow.logprobs[beyond] != wide.logprobs[beyond]);
+    }
+}
+
 /* ---- weights ---- */
 
 /* Steps of the first stage that ran something. */
@@ -587,6 +623,7 @@ static void bad_plans_are_refused(void)
 static const struct test_case cases[] = {
     {"stage: the context is filled to the last position", fills_the_context},
     {"stage: any of several end tokens stops, and is the last token", stops_at_end_tokens},
+    {"stage: a window cuts one position beyond it", a_window_cuts_one_position_beyond_it},
     {"stage: computes what its weights allow, and nothing twice", computes_what_weights_allow},
     {"stage: without overlap nothing runs before the last piece", no_overlap_waits_for_all},
     {"stage: bad requests are refused with a sentence", bad_admits_are_refused},
