@@ -34,10 +34,10 @@ void exposed_segments_begin(struct exposed_segments *list,
     *list = (struct exposed_segments){.config = config, .segments = out, .now_ns = config->end_ns};
 }
 
-/* The one added last; NULL: there is none. */
+/* The one added last; while there is none, where it will be. */
 static struct exposed_segment *last_segment(struct exposed_segments *list)
 {
-    return list->count > 0 ? &list->segments[list->count - 1] : NULL;
+    return &list->segments[list->count > 0 ? list->count - 1 : 0];
 }
 
 void exposed_segments_add(struct exposed_segments *list, struct exposed_segment segment)
@@ -49,7 +49,7 @@ void exposed_segments_add(struct exposed_segments *list, struct exposed_segment 
         return;
     }
     struct exposed_segment *last = last_segment(list);
-    if (last != NULL && last->phase == segment.phase && last->stage == segment.stage &&
+    if (list->count > 0 && last->phase == segment.phase && last->stage == segment.stage &&
         last->cause == segment.cause) {
         last->start_ns = segment.start_ns;
         last->bytes += segment.bytes;
@@ -65,7 +65,7 @@ void exposed_segments_add(struct exposed_segments *list, struct exposed_segment 
 void exposed_segments_add_gap(struct exposed_segments *list, uint32_t stage, uint64_t start_ns)
 {
     struct exposed_segment *last = last_segment(list);
-    if (last != NULL && last->stage == stage && start_ns < list->now_ns &&
+    if (list->count > 0 && last->stage == stage && start_ns < list->now_ns &&
         list->now_ns - start_ns < EXPOSED_NEAR_NS && start_ns >= list->config->begin_ns) {
         last->start_ns = list->now_ns = start_ns;
         return;

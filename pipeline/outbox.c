@@ -31,7 +31,7 @@ uint64_t outbox_memory(const struct outbox_config *config)
            OUTBOX_SLOTS * (uint64_t)config->slot_rows *
                (sizeof(struct run_segment) + sizeof(float) * config->width) +
            (uint64_t)config->token_count *
-               (sizeof(struct fl_token) + 2 * FL_TOP_MAX * sizeof(struct fl_top));
+               (sizeof(struct fl_token) + (size_t)2 * FL_TOP_MAX * sizeof(struct fl_top));
 }
 
 static bool open_slots(struct outbox *outbox)
@@ -55,7 +55,7 @@ static bool open_tokens(struct outbox *outbox)
         return true;
     }
     outbox->tokens = calloc(count, sizeof(*outbox->tokens));
-    outbox->tops = calloc(count, 2 * FL_TOP_MAX * sizeof(*outbox->tops));
+    outbox->tops = calloc(count, (size_t)2 * FL_TOP_MAX * sizeof(*outbox->tops));
     return outbox->tokens != NULL && outbox->tops != NULL;
 }
 

@@ -66,9 +66,9 @@ uint32_t run_add(struct run *run, uint32_t request, uint32_t position, const uin
     run->positions[row] = position;
     run->sequence[row] = (struct attention_row){.blocks = blocks, .position = position};
 
-    struct run_segment *last =
-        run->segment_count > 0 ? &run->segments[run->segment_count - 1] : NULL;
-    if (last != NULL && last->request == request && last->position + last->rows == position) {
+    struct run_segment *last = &run->segments[run->segment_count > 0 ? run->segment_count - 1 : 0];
+    if (run->segment_count > 0 && last->request == request &&
+        last->position + last->rows == position) {
         last->rows++;
         last->sample = sample;
     } else {

@@ -82,7 +82,7 @@ static inline __m512i emulate_cvtepi8_epi32(__m128i a)
     int32_t lanes[16];
     memcpy(from, &a, sizeof(from));
     for (int i = 0; i < 16; i++) {
-        lanes[i] = from[i];
+        lanes[i] = from[i]; /* NOLINT(bugprone-signed-char-misuse): with its sign */
     }
     return _mm512_loadu_si512(lanes);
 }
@@ -147,6 +147,8 @@ static inline __m512i emulate_dpbusd_epi32(__m512i sum, __m512i a, __m512i b)
     return _mm512_loadu_si512(lanes);
 }
 
+/* The compiler's names, as the kernels write them. */
+/* NOLINTBEGIN(bugprone-reserved-identifier) */
 #undef _mm512_madd_epi16 /* SIMDe's own alias takes four arguments */
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 #undef _mm512_dpbusd_epi32
@@ -162,5 +164,6 @@ static inline __m512i emulate_dpbusd_epi32(__m512i sum, __m512i a, __m512i b)
 #define _mm512_cvtepi32_epi8(a)            emulate_cvtepi32_epi8(a)
 #define _mm512_srai_epi32(a, count)        emulate_srai_epi32(a, count)
 #define _mm512_reduce_add_epi32(a)         emulate_reduce_add_epi32(a)
+/* NOLINTEND(bugprone-reserved-identifier) */
 
 #endif
