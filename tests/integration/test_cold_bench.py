@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -135,24 +136,53 @@ def a_file_that_another_process_maps_is_not_called_cold():
         boxes.make_cold()
 
 
+def start_endless(folder, scratch):
+    """A benchmark that has had its first answer, and the programs it started."""
+    process = subprocess.Popen([COLD, "--plain", "--model", folder.model, "--cell", "1", "--repeat", "1000"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "TMPDIR": scratch})
+    try:
+        while "ms (cold)" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+    except BaseException:
+        process.kill()
+        raise
+    return process
+
+
+def started_in(scratch):
+    return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if scratch in command_line(pid)]
+
+
 def who_interrupts_leaves_nothing_behind():
     with Folder() as folder:
         scratch = os.path.join(folder.path, "scratch")
         os.mkdir(scratch)
-        process = subprocess.Popen([COLD, "--plain", "--model", folder.model, "--cell", "1", "--repeat", "1000"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env={**os.environ, "TMPDIR": scratch})
+        process = start_endless(folder, scratch)
         try:
-            while "ms (cold)" not in (line := process.stdout.readline()):
-                assert line, process.stderr.read()
-            nodes = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if scratch in command_line(pid)]
             process.terminate()
             _, err = process.communicate(timeout=60)
         finally:
             process.kill()
         assert process.returncode == 130 and "interrupted" in err, (process.returncode, err)
         assert os.listdir(scratch) == [], os.listdir(scratch)
-        assert not any(scratch in command_line(pid) for pid in nodes), "processes are left"
+        assert started_in(scratch) == [], "processes are left"
+
+
+def what_a_killed_run_leaves_goes_with_the_next():
+    with Folder() as folder:
+        scratch = os.path.join(folder.path, "scratch")
+        os.mkdir(scratch)
+        process = start_endless(folder, scratch)
+        process.kill()
+        process.communicate(timeout=60)
+        for pid in started_in(scratch):  # they outlive it
+            os.kill(pid, signal.SIGKILL)
+        left = os.listdir(scratch)  # the boxes' folder and the pool's
+        assert any(name.startswith(cold_boxes.PREFIX) for name in left), left
+        done = folder.cold("--plain", "--cell", "9", "--repeat", "1", env={**os.environ, "TMPDIR": scratch})
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(scratch) == [], os.listdir(scratch)
 
 
 def command_line(pid):
@@ -211,5 +241,5 @@ def cells_are_listed_with_what_is_cold_about_them():
 if __name__ == "__main__":
     pool.main([cells_are_listed_with_what_is_cold_about_them, wrong_usage_costs_one_sentence, what_is_not_built_is_named,
                without_root_the_status_is_77, a_file_that_another_process_maps_is_not_called_cold,
-               who_interrupts_leaves_nothing_behind, a_refused_cell_has_no_row_and_a_reason,
+               who_interrupts_leaves_nothing_behind, what_a_killed_run_leaves_goes_with_the_next, a_refused_cell_has_no_row_and_a_reason,
                cells_without_a_lab_have_the_documented_shape, a_cell_in_the_lab])

@@ -128,20 +128,20 @@ def a_value_that_is_missing_is_named():
         assert os.listdir(folder) == []
 
 
-def a_wrong_call_costs_one_sentence():
+def expect_lines(calls, status):
     with tempfile.TemporaryDirectory() as folder:
         there = put_files(folder)
-        for program, arguments, word in WRONG:
-            expect_line(call(folder, program, *arguments.format(folder=folder).split()), 2, word)
+        for program, arguments, word in calls:
+            expect_line(call(folder, program, *arguments.format(folder=folder).split()), status, word)
         assert sorted(os.listdir(folder)) == there, os.listdir(folder)
+
+
+def a_wrong_call_costs_one_sentence():
+    expect_lines(WRONG, 2)
 
 
 def what_the_machine_refuses_is_a_failure():
-    with tempfile.TemporaryDirectory() as folder:
-        there = put_files(folder)
-        for program, arguments, word in REFUSED:
-            expect_line(call(folder, program, *arguments.format(folder=folder).split()), 1, word)
-        assert sorted(os.listdir(folder)) == there, os.listdir(folder)
+    expect_lines(REFUSED, 1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tempfile
 
 import page_cache
 import pool
+from owned_folder import OwnedFolder
 
 sys.path.insert(0, os.path.join(pool.ROOT, "cluster", "lab"))
 from state import State
@@ -24,6 +25,7 @@ PROBE = os.path.join(pool.ROOT, "tests", "support", "rate_probe.py")
 LAB = os.path.join(pool.ROOT, "cluster", "lab", "lab")
 LAB_FOLDER = "/var/tmp"
 LAB_PORTS = 20000
+PREFIX = "firstlight-cold."
 
 
 class Refused(Exception):
@@ -62,12 +64,13 @@ class PlainBoxes:
         return tempfile.gettempdir()
 
     def start(self):
-        self.folder = tempfile.mkdtemp(prefix="firstlight-cold.")
+        self.own = OwnedFolder(PREFIX)
+        self.folder = self.own.path
         for name in self.all_names:
             os.makedirs(self.path(name, "models"))
 
     def close(self):
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.own.close()
 
     def __enter__(self):
         return self
@@ -211,17 +214,17 @@ class LabBoxes(PlainBoxes):
 
     def start(self):
         self.ports = 0
-        self.scratch = tempfile.mkdtemp(prefix="firstlight-cold.")
-        path = os.path.join(self.scratch, "lab.json")
+        self.own = OwnedFolder(PREFIX)
+        path = os.path.join(self.own.path, "lab.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"folder": LAB_FOLDER, "hosts": [{"name": name} for name in self.all_names]}, file)
         if State().read() is not None:  # somebody else's: an interrupt must not take it down
-            shutil.rmtree(self.scratch)
+            self.own.close()
             raise Refused("a lab is up already; one at a time: 'cluster/lab/lab down' first")
         try:
             lab("up", path)
         except Refused:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.own.close()
             raise
         except BaseException:  # interrupted half-way
             self.close()
@@ -230,7 +233,7 @@ class LabBoxes(PlainBoxes):
             hosts = json.loads(lab("status", "--json"))["hosts"]
             self.folders = {host["name"]: host["folder"] for host in hosts}
             self.addresses = {host["name"]: host["address"] for host in hosts}
-            self.key_file = os.path.join(self.scratch, "pool.key")
+            self.key_file = os.path.join(self.own.path, "pool.key")
             subprocess.run([pool.program("firstlight"), "keygen", "--out", self.key_file], check=True,
                            capture_output=True, timeout=60)
         except BaseException:
@@ -238,7 +241,7 @@ class LabBoxes(PlainBoxes):
             raise
 
     def close(self):
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.own.close()
         lab("down")
 
     def path(self, box, *parts):

@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
+
+from owned_folder import OwnedFolder
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("FIRSTLIGHT_BUILD", os.path.join(ROOT, "build", "release"))
@@ -137,7 +138,8 @@ class Answer:
 class Pool:
     def __init__(self, nodes=1, models=MODELS, coordinator=(), node=(), fetch=False, mpi=False, threads=None,
                  wait=True, key=None, env=None):
-        self.folder = tempfile.mkdtemp(prefix="firstlight-test.")
+        self.own = OwnedFolder("firstlight-test.")
+        self.folder = self.own.path
         self.models, self.fetch, self.node_arguments = models, fetch, list(node)
         self.coordinator_arguments = list(coordinator)
         self.threads = threads or max(1, (os.cpu_count() or 1) // max(1, nodes))
@@ -246,7 +248,7 @@ class Pool:
     def close(self):
         for process in reversed(self.started):
             process.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.own.close()
 
     def __enter__(self):
         return self
