@@ -51,6 +51,7 @@ class PlainBoxes:
     environment = {}
     key_file = None  # of the pool; loopback needs none
     mpirun_arguments = ("--oversubscribe",)
+    disk_probe_s, link_probe_s, probes = 0.5, 0.2, 1  # nothing gives in slices
 
     def __init__(self, count):
         self.all_names = [f"box{number + 1}" for number in range(count)]
@@ -147,10 +148,10 @@ class PlainBoxes:
 
     # ---- rates, as a program on the box finds them
 
-    def measure_disks(self, seconds=1.5, rounds=2):
+    def measure_disks(self):
         """Bytes a second of each box's disk, all at once, as a cold start uses them; the best of a few tries, for a
         limit must not be missed from below."""
-        tries = [self.measure_disks_once(seconds) for _ in range(rounds)]
+        tries = [self.measure_disks_once(self.disk_probe_s) for _ in range(self.probes)]
         return [max(rates) for rates in zip(*tries)]
 
     def measure_disks_once(self, seconds):
@@ -165,11 +166,11 @@ class PlainBoxes:
         page_cache.fill([path])
         return max(probe_result(self.probe(box, "cached", path), f"the page cache of {box}") for _ in range(rounds))
 
-    def measure_links(self, seconds=0.8, rounds=2):
+    def measure_links(self):
         """Bytes a second that leave each box, to its neighbour; again the best."""
         if len(self.names) == 1:
             return [float("inf")]
-        return [max(self.measure_link(box, self.names[number - 1], seconds) for _ in range(rounds))
+        return [max(self.measure_link(box, self.names[number - 1], self.link_probe_s) for _ in range(self.probes))
                 for number, box in enumerate(self.names)]
 
     def measure_link(self, sender, receiver, seconds):
@@ -207,6 +208,7 @@ class LabBoxes(PlainBoxes):
     processor = "the boxes share this machine's cores, and go before everything else by 100 to 1"  # as lab up sees to
     mpirun_arguments = ("--oversubscribe", "--mca", "plm_rsh_agent",
                         os.path.join(pool.ROOT, "cluster", "lab", "agent"))
+    disk_probe_s, link_probe_s, probes = 1.5, 0.8, 2
 
     @staticmethod
     def place():
