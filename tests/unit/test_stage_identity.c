@@ -219,6 +219,9 @@ static bool has_isa(const char *name)
     if (*is_known == 0) {
         const struct kernel_ops *kernels;
         *is_known = kernel_ops_select(name, &kernels) == FL_OK ? 1 : 2;
+        if (*is_known == 1) {
+            printf("  checked here: %s\n", name);
+        }
     }
     return *is_known == 1;
 }
