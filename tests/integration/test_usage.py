@@ -19,7 +19,7 @@ SCRIPTS = {
     "cluster/packages": (None, "cluster/packages run"), "cluster/quickstart": (None, "cluster/quickstart"),
     "tests/run": (None, "tests/run"), ".ci/run": (None, "tests/run"), "tests/bench/cold": ("--cell", "tests/bench/cold"),
     "tests/bench/lab": ("--seconds", "tests/bench/lab"), "tests/bench/mkmodel": ("--out", "mkmodel --out"),
-    "tests/bench/pool": ("--seconds", "tests/bench/pool"), "tests/bench/render": ("--json", "tests/bench/render"),
+    "tests/integration/avx512_machine": ("--machine", "--machine icelake"), "tests/bench/pool": ("--seconds", "tests/bench/pool"), "tests/bench/render": ("--json", "tests/bench/render"),
 }
 
 # Wrong calls, and a word of the sentence.  {folder} has what put_files() makes.
