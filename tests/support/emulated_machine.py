@@ -13,10 +13,11 @@ import re
 import shutil
 import subprocess
 import time
+import tty
 
 import pool
 
-STALL_S = 3600  # the longest step says nothing before its end
+STALL_S = 1800  # the longest step says nothing before its end
 POLL_S = 0.5
 MEMORY_MIB = 2048
 # Instructions of an emulated second: about what the emulator does in a real one, so that the
@@ -142,6 +143,36 @@ def unpack_kernel(folder, package=None):
     return os.path.join(folder, "boot", image[0]), os.path.join(folder, "lib/modules", release, "kernel/drivers"), release
 
 
+class Screen:
+    """The terminal that Bochs opens for the PC's screen.  Nobody looks at it, but it must be read: a full
+    one holds up the machine for good."""
+
+    def __init__(self, pid):
+        self.pid, self.fd = pid, None
+
+    def find(self):
+        folder = f"/proc/{self.pid}/fdinfo"
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), encoding="ascii") as info:
+                index = re.search(r"^tty-index:\s*(\d+)$", info.read(), re.M)
+            if index:
+                self.fd = os.open(f"/dev/pts/{index.group(1)}", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+                tty.setraw(self.fd)
+
+    def drain(self):
+        try:
+            if self.fd is None:
+                self.find()
+            while self.fd is not None and os.read(self.fd, 1 << 16):
+                pass
+        except OSError:
+            pass  # nothing more to read, not opened yet, or the machine has ended, which follow() sees
+
+    def close(self):
+        if self.fd is not None:
+            os.close(self.fd)
+
+
 class Image:
     """A boot CD and a disk in `folder`.  `scripts` maps a machine's name to what it runs and the kernel's
     arguments; `files` maps paths in the machine to files here, `programs` are such files that need
@@ -225,18 +256,21 @@ class Image:
         for old in (results, console, self.path("disk.img.lock")):
             if os.path.exists(old):
                 os.remove(old)
-        with open(self.path(f"{name}.screen"), "wb") as screen:
+        with open(self.path(f"{name}.screen"), "wb") as said_by_bochs:
             bochs = subprocess.Popen(["bochs-bin", "-q", "-rc", self.path("go"), "-f", settings], stdin=subprocess.DEVNULL,
-                                     stdout=screen, stderr=screen, env={**os.environ, "TERM": "linux"})
+                                     stdout=said_by_bochs, stderr=said_by_bochs, env={**os.environ, "TERM": "linux"})
+        screen = Screen(bochs.pid)
         try:
-            return self.follow(bochs, name, said)
+            return self.follow(bochs, screen, name, said)
         finally:
             bochs.kill()
             bochs.wait()
+            screen.close()
 
-    def follow(self, bochs, name, said):
+    def follow(self, bochs, screen, name, said):
         seen, size, since = set(), -1, time.monotonic()
         while True:
+            screen.drain()
             text = self.read(f"{name}.results")
             found = steps(text)
             for step in found:
