@@ -6,6 +6,7 @@ skipped, one that raises anything else has failed.
 """
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -40,9 +41,17 @@ def need_model(name):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody has, below those that the kernel gives to connections: one of these might be given to
+    another test's before the program that is to listen there has begun."""
+    for _ in range(100):
+        port = random.randrange(10000, 20000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+    raise AssertionError("100 ports from 10000 to 19999 are taken")
 
 
 def cpu_has(*flags):
