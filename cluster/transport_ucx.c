@@ -299,12 +299,40 @@ static bool network_is_up(void)
     return up;
 }
 
+/* Where to listen, and by which device. */
+struct place {
+    struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
+    size_t count;             /* 0: nowhere */
+    char device[IF_NAMESIZE]; /* "": any */
+};
+
+/* FL_AGAIN: there is no network yet. */
+static fl_status find_place(const struct transport_ucx_config *config, struct place *out)
+{
+    struct fl_network_address address;
+    *out = (struct place){.count = 0};
+    if (config->listen == NULL) {
+        return FL_OK;
+    }
+    FL_TRY(fl_network_address_parse(config->listen, strlen(config->listen), &address));
+    if (address.is_unix) {
+        return FL_FAIL(FL_INVALID, "cannot listen on \"%.64s\": nodes need HOST:PORT",
+                       config->listen);
+    }
+    FL_TRY(
+        fl_network_address_resolve(&address, out->sockets, FL_NETWORK_RESOLVED_MAX, &out->count));
+    if (!device_of(&out->sockets[0], out->device)) {
+        out->device[0] = '\0';
+    }
+    return fl_network_socket_is_loopback(&out->sockets[0]) || network_is_up() ? FL_OK : FL_AGAIN;
+}
+
 static fl_status open_door(struct ucx *ucx, const struct transport_ucx_config *config,
-                           const struct fl_network_socket *sockets, size_t count)
+                           const struct place *place)
 {
     const struct door_config door = {
-        .listen = sockets,
-        .listen_count = count,
+        .listen = place->sockets,
+        .listen_count = place->count,
         .listen_text = config->listen,
         .party = config->party != 0 ? config->party : FL_PARTY_NODE,
         .key = config->key,
@@ -324,33 +352,17 @@ static fl_status open_door(struct ucx *ucx, const struct transport_ucx_config *c
     return FL_OK;
 }
 
-static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *config, bool last_try)
+static fl_status open_all(struct ucx *ucx, const struct transport_ucx_config *config,
+                          const struct place *place, bool last_try)
 {
-    struct fl_network_address place;
-    struct fl_network_socket sockets[FL_NETWORK_RESOLVED_MAX];
-    size_t count = 0;
-    char device[IF_NAMESIZE] = "";
-    if (config->listen != NULL) {
-        FL_TRY(fl_network_address_parse(config->listen, strlen(config->listen), &place));
-        if (place.is_unix) {
-            return FL_FAIL(FL_INVALID, "cannot listen on \"%.64s\": nodes need HOST:PORT",
-                           config->listen);
-        }
-        FL_TRY(fl_network_address_resolve(&place, sockets, FL_NETWORK_RESOLVED_MAX, &count));
-        if (!device_of(&sockets[0], device)) {
-            device[0] = '\0';
-        }
-        if (!fl_network_socket_is_loopback(&sockets[0]) && !network_is_up()) {
-            return FL_AGAIN;
-        }
-    }
-    FL_TRY(ucx_workers_open(ucx, device, &config->data_ports, last_try));
+    FL_TRY(ucx_workers_open(ucx, place->device, &config->data_ports, last_try));
     ucx->address = ucx->inbox_address;
-    return config->listen != NULL ? open_door(ucx, config, sockets, count) : FL_OK;
+    return config->listen != NULL ? open_door(ucx, config, place) : FL_OK;
 }
 
-static fl_status open_once(const struct transport_ucx_config *config, bool last_try,
-                           struct transport **out)
+/* FL_AGAIN: a network device went away meanwhile. */
+static fl_status open_once(const struct transport_ucx_config *config, const struct place *place,
+                           bool last_try, struct transport **out)
 {
     struct ucx *ucx = calloc(1, sizeof(*ucx));
     if (ucx == NULL) {
@@ -362,7 +374,7 @@ static fl_status open_once(const struct transport_ucx_config *config, bool last_
     ucx->timer = -1;
     ucx_list_init(&ucx->done);
     fl_random_bytes(&ucx->process, sizeof(ucx->process));
-    const fl_status status = open_all(ucx, config, last_try);
+    const fl_status status = open_all(ucx, config, place, last_try);
     if (status != FL_OK) {
         ucx_close(&ucx->transport);
         return status;
@@ -375,7 +387,9 @@ fl_status transport_ucx_open(const struct transport_ucx_config *config, struct t
 {
     fl_status status = FL_AGAIN;
     for (int tries = 1; status == FL_AGAIN && tries <= OPEN_TRIES; tries++) {
-        status = open_once(config, tries == OPEN_TRIES, out);
+        struct place place; /* anew: it may have been the one that went away */
+        FL_TRY(find_place(config, &place));
+        status = open_once(config, &place, tries == OPEN_TRIES, out);
     }
     return status;
 }
