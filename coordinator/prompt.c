@@ -58,6 +58,19 @@ static fl_status take_messages(struct request *request, const struct fl_generate
     return FL_OK;
 }
 
+fl_status prompt_take_text(struct request *request, const struct fl_text *text, const char *what)
+{
+    request->text = malloc(text->size + 1);
+    if (request->text == NULL) {
+        return FL_FAIL(FL_NO_MEMORY, "no memory for a %s of %zu bytes", what, text->size);
+    }
+    if (text->size > 0) {
+        memcpy(request->text, text->data, text->size);
+    }
+    request->text_size = text->size;
+    return FL_OK;
+}
+
 fl_status prompt_take(struct request *request, const struct fl_generate *wanted)
 {
     const int given =
@@ -78,15 +91,7 @@ fl_status prompt_take(struct request *request, const struct fl_generate *wanted)
         request->prompt_count = wanted->token_count;
         return FL_OK;
     }
-    request->text = malloc(wanted->prompt.size + 1);
-    if (request->text == NULL) {
-        return FL_FAIL(FL_NO_MEMORY, "no memory for a prompt of %zu bytes", wanted->prompt.size);
-    }
-    if (wanted->prompt.size > 0) {
-        memcpy(request->text, wanted->prompt.data, wanted->prompt.size);
-    }
-    request->text_size = wanted->prompt.size;
-    return FL_OK;
+    return prompt_take_text(request, &wanted->prompt, "prompt");
 }
 
 /* ---- tokenising, on the worker ---- */

@@ -17,8 +17,11 @@
 /* The ids are in the request's `tokens`. */
 typedef void prompt_ready_fn(struct coordinator *coordinator, struct request *request);
 
-/* Copy what the client sent.  FL_INVALID, FL_NO_MEMORY. */
+/* Copy what the client sent: the prompt of a GENERATE, or the text of a TOKENIZE; `what` it is
+ * called in errors.  FL_INVALID, FL_NO_MEMORY. */
 FL_MUST_CHECK fl_status prompt_take(struct request *request, const struct fl_generate *wanted);
+FL_MUST_CHECK fl_status prompt_take_text(struct request *request, const struct fl_text *text,
+                                         const char *what);
 
 /* Have the text or the messages of a request tokenised, whose model is open: ready() follows, or
  * the request fails, or it ended meanwhile. */

@@ -7,6 +7,7 @@
 
 #include "coordinator/generation.h"
 #include "coordinator/placement.h"
+#include "coordinator/prompt.h"
 #include "coordinator/summary.h"
 #include "coordinator/trace.h"
 #include "proto/base/log.h"
@@ -309,14 +310,7 @@ static fl_status take_name(struct request *request, const char *name)
 static fl_status take_tokenize(struct request *request, const struct fl_tokenize *wanted)
 {
     FL_TRY(take_name(request, wanted->model));
-    request->text = malloc(wanted->text.size + 1);
-    if (request->text == NULL) {
-        return FL_FAIL(FL_NO_MEMORY, "no memory for a text of %zu bytes", wanted->text.size);
-    }
-    if (wanted->text.size > 0) {
-        memcpy(request->text, wanted->text.data, wanted->text.size);
-    }
-    request->text_size = wanted->text.size;
+    FL_TRY(prompt_take_text(request, &wanted->text, "text"));
     request->special = wanted->special;
     request->no_bos = wanted->no_bos;
     return FL_OK;
