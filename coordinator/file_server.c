@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "proto/base/clock.h"
+#include "proto/base/file_read.h"
 #include "proto/checksum.h"
 
 #define RETRY_NS (1 * FL_NS_PER_MS)
@@ -89,19 +90,10 @@ void file_server_close(struct file_server *server)
 static fl_status read_range(int fd, const char *path, const struct fl_range *range,
                             unsigned char *out)
 {
-    uint32_t done = 0;
-    while (done < range->size) {
-        const ssize_t got =
-            pread(fd, out + done, range->size - done, (off_t)(range->offset + done));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            return FL_FAIL(FL_IO, "%s: reading %" PRIu32 " bytes at %" PRIu64 " failed: %s", path,
-                           range->size, range->offset,
-                           got < 0 ? strerror(errno) : "the file has become shorter");
-        }
-        done += (uint32_t)got;
+    if (fl_file_read(fd, out, range->size, range->offset) < range->size) {
+        return FL_FAIL(FL_IO, "%s: reading %" PRIu32 " bytes at %" PRIu64 " failed: %s", path,
+                       range->size, range->offset,
+                       errno != 0 ? strerror(errno) : "the file has become shorter");
     }
     return FL_OK;
 }

@@ -12,6 +12,7 @@
 
 #include "node/residency.h"
 #include "pipeline/model_identity.h"
+#include "proto/base/file_read.h"
 #include "proto/base/log.h"
 
 struct copied_file {
@@ -157,23 +158,16 @@ static fl_status copy_read(struct model_copy *copy, uint32_t index, uint64_t off
     const struct copied_file *file = &copy->files[index];
     FL_ASSERT(offset <= file->size && size <= file->size - offset);
 
-    for (size_t done = 0; done < size;) {
-        const ssize_t got =
-            pread(file->fd, (unsigned char *)dst + done, size - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            return FL_FAIL(FL_IO, "model file %s: read at %" PRIu64 ": %s", file->path,
-                           offset + done, strerror(errno));
-        }
-        if (got == 0) {
-            return FL_FAIL(FL_IO,
-                           "model file %s: ends at %" PRIu64 " while it is loaded, want %" PRIu64
-                           " bytes; was it replaced?",
-                           file->path, offset + done, file->size);
-        }
-        done += (size_t)got;
+    const size_t done = fl_file_read(file->fd, dst, size, offset);
+    if (done < size && errno != 0) {
+        return FL_FAIL(FL_IO, "model file %s: read at %" PRIu64 ": %s", file->path, offset + done,
+                       strerror(errno));
+    }
+    if (done < size) {
+        return FL_FAIL(FL_IO,
+                       "model file %s: ends at %" PRIu64 " while it is loaded, want %" PRIu64
+                       " bytes; was it replaced?",
+                       file->path, offset + done, file->size);
     }
     struct stat stat_now;
     if (fstat(file->fd, &stat_now) != 0 || (uint64_t)stat_now.st_size != file->size ||

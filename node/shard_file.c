@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/base/file_read.h"
 #include "proto/checksum.h"
 
 enum {
@@ -101,18 +102,7 @@ struct shard_file_header shard_file_header_of(const unsigned char identity[FL_ID
 
 bool shard_file_read(int fd, void *dst, size_t size, uint64_t offset)
 {
-    for (size_t done = 0; done < size;) {
-        const ssize_t got =
-            pread(fd, (unsigned char *)dst + done, size - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            return false;
-        }
-        done += (size_t)got;
-    }
-    return true;
+    return fl_file_read(fd, dst, size, offset) == size;
 }
 
 bool shard_file_write(int fd, const void *data, size_t size, uint64_t offset)
