@@ -42,7 +42,7 @@ def killed_in_prefill():
     cluster.need_model(MODEL)
     with cluster.Pool(nodes=3, coordinator=["--chunk", "4"]) as pool:
         answer_of(pool).json()
-        long = max(cluster.golden("smollm2"), key=lambda record: record["n_prompt"])["prompt_tokens"]
+        long = cluster.longest_prompt("smollm2")
         running = pool.client("generate", "--model", MODEL, "--tokens", cluster.tokens_text(long), "--max-tokens", "8")
         time.sleep(1)
         assert running.poll() is None, "the prefill was over too soon to be interrupted"

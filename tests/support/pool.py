@@ -281,6 +281,11 @@ def golden(name):
         return [json.loads(line) for line in file.read().split("\n") if line]
 
 
+def longest_prompt(name):
+    """Token ids of which shorter prompts are the beginnings."""
+    return max(golden(name), key=lambda record: record["n_prompt"])["prompt_tokens"]
+
+
 def tokens_text(tokens):
     return ",".join(map(str, tokens))
 
