@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu_affinity.h"
+
 enum {
     SPINS = 1000, /* pauses before a thread sleeps: 15 - 60 us, longer than the gap between two
                      operations of a layer */
@@ -168,6 +170,13 @@ void cpu_pool_close(struct cpu_pool *pool)
     if (pool != NULL) {
         stop_workers(pool, pool->threads - 1);
         pool_free(pool);
+    }
+}
+
+void cpu_pool_bind(struct cpu_pool *pool, const struct cpu_affinity *affinity)
+{
+    for (uint32_t i = 0; i + 1 < pool->threads; i++) {
+        cpu_affinity_bind(affinity, i + 1, pool->workers[i].thread);
     }
 }
 

@@ -22,11 +22,16 @@ extern "C" {
 enum { CPU_POOL_THREADS_MAX = 256 };
 
 struct cpu_pool;
+struct cpu_affinity;
 
 /* `threads` counts the owner: 1 starts none.  FL_INVALID outside 1 .. CPU_POOL_THREADS_MAX,
  * FL_NO_MEMORY when a thread cannot be started. */
 FL_MUST_CHECK fl_status cpu_pool_open(uint32_t threads, struct cpu_pool **out);
 void cpu_pool_close(struct cpu_pool *pool);
+
+/* The pool's threads keep to their CPUs from now on; the owner, which need not be the thread that calls
+ * this, sees to itself. */
+void cpu_pool_bind(struct cpu_pool *pool, const struct cpu_affinity *affinity);
 
 /* Threads of the pool; 1 for NULL. */
 uint32_t cpu_pool_threads(const struct cpu_pool *pool);

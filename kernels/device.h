@@ -45,9 +45,11 @@ struct device_ops {
     void (*close)(struct device *device);
 };
 
+struct cpu_affinity;
 struct device_host_config {
-    uint32_t threads; /* 1 or more */
-    const char *isa;  /* for kernel_ops_select() */
+    uint32_t threads;                    /* 1 or more */
+    const struct cpu_affinity *affinity; /* of the threads; NULL: none.  Borrowed for the call */
+    const char *isa;                     /* for kernel_ops_select() */
 };
 FL_MUST_CHECK fl_status device_host_open(const struct device_host_config *config,
                                          struct device **out);

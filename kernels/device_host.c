@@ -122,6 +122,9 @@ fl_status device_host_open(const struct device_host_config *config, struct devic
         free(device);
         return status;
     }
+    if (config->affinity != NULL) {
+        cpu_pool_bind(pool, config->affinity);
+    }
     *device = (struct device){
         .ops = &host_ops,
         .kernels = kernels,

@@ -418,3 +418,8 @@ fl_status loader_step(struct loader *loader)
     }
     return status;
 }
+
+bool loader_busy(const struct loader *loader)
+{
+    return loader->job_count > 0;
+}

@@ -91,4 +91,7 @@ bool loader_released(const struct loader_job *job);
 /* Do one thing.  FL_AGAIN when there is nothing to do until the loader is woken. */
 FL_MUST_CHECK fl_status loader_step(struct loader *loader);
 
+/* True while pieces of some plan are missing.  Thread: the loader thread. */
+bool loader_busy(const struct loader *loader);
+
 #endif

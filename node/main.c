@@ -12,6 +12,7 @@
 
 #include "cluster/bootstrap_mpi.h"
 #include "cluster/transport.h"
+#include "kernels/cpu_affinity.h"
 #include "kernels/device.h"
 #include "node/model_folder.h"
 #include "node/node.h"
@@ -36,6 +37,8 @@ struct program {
     bool has_key;
     struct fl_pool_key key;
     struct transport *transport;
+    struct cpu_affinity affinity;
+    bool placed; /* compute and wire thread keep to the first CPU; the loader thread's */
     struct device *device;
     struct model_folder folder;
     struct model_storage storage;
@@ -45,30 +48,61 @@ struct program {
     pthread_mutex_t wire;  /* held by who turns the wire: its thread, or compute for a moment */
     uint64_t wire_next_ns; /* when the wire thread turns it next, at the latest */
     _Atomic int stopping;
+    pthread_t wire_thread; /* main() */
     pthread_t compute;
     pthread_t loader;
 };
 
-static void run_part(struct program *program, enum node_part part, bool (*step)(struct node *))
+static void run_part(struct program *program, enum node_part part, bool (*step)(struct program *))
 {
     while (atomic_load_explicit(&program->stopping, memory_order_relaxed) == 0) {
         wake_clear(node_wake(program->node, part));
-        while (step(program->node) &&
+        while (step(program) &&
                atomic_load_explicit(&program->stopping, memory_order_relaxed) == 0) {
         }
         wake_wait(node_wake(program->node, part), WAKE_FOREVER);
     }
 }
 
+static bool compute_step(struct program *program)
+{
+    return node_compute_step(program->node);
+}
+
 static void *run_compute(void *ctx)
 {
-    run_part(ctx, NODE_COMPUTE, node_compute_step);
+    run_part(ctx, NODE_COMPUTE, compute_step);
     return NULL;
+}
+
+/* Of a decoded token, compute and the wire thread wait for each other: they share a CPU.  While
+ * weights come in there is one thread more that works, and the scheduler knows best who makes room. */
+static void place_threads(struct program *program, bool loading)
+{
+    if (program->placed == !loading) {
+        return;
+    }
+    program->placed = !loading;
+    const pthread_t threads[] = {program->compute, program->wire_thread};
+    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++) {
+        if (loading) {
+            cpu_affinity_release(&program->affinity, threads[i]);
+        } else {
+            cpu_affinity_bind(&program->affinity, 0, threads[i]);
+        }
+    }
+}
+
+static bool load_step(struct program *program)
+{
+    const bool busy = node_load_step(program->node);
+    place_threads(program, node_loading(program->node));
+    return busy;
 }
 
 static void *run_loader(void *ctx)
 {
-    run_part(ctx, NODE_LOADER, node_load_step);
+    run_part(ctx, NODE_LOADER, load_step);
     return NULL;
 }
 
@@ -320,7 +354,9 @@ static fl_status open_node(struct program *program)
     struct node_config config = {.clock = fl_clock_monotonic()};
     FL_TRY(fl_stop_signal_open(&program->signals));
     FL_TRY(program->mpi ? open_mpi(program, &config) : open_pool(program, &config));
-    const struct device_host_config host = {.threads = options->threads, .isa = options->isa};
+    program->affinity = cpu_affinity_for(options->threads);
+    const struct device_host_config host = {
+        .threads = options->threads, .affinity = &program->affinity, .isa = options->isa};
     FL_TRY(device_host_open(&host, &program->device));
     const struct shard_cache_config cache = {.folder = options->cache,
                                              .budget = options->cache_budget};
@@ -409,6 +445,7 @@ static int run(struct program *program)
     if (status != FL_OK) {
         return status == FL_INVALID || status == FL_DENIED ? EXIT_USAGE : EXIT_FAILED;
     }
+    program->wire_thread = pthread_self();
     if (start_thread(&program->compute, run_compute, program, "compute") != FL_OK ||
         start_thread(&program->loader, run_loader, program, "loader") != FL_OK) {
         _exit(EXIT_FAILED);
@@ -421,8 +458,8 @@ static int run(struct program *program)
     atomic_store_explicit(&program->stopping, 1, memory_order_relaxed);
     wake_signal(node_wake(program->node, NODE_COMPUTE));
     wake_signal(node_wake(program->node, NODE_LOADER));
+    join_or_exit(program->loader, exit_code); /* first: it places the others */
     join_or_exit(program->compute, exit_code);
-    join_or_exit(program->loader, exit_code);
     return exit_code;
 }
 

@@ -146,6 +146,11 @@ bool node_load_step(struct node *node)
     return loader_step(node->loader) == FL_OK;
 }
 
+bool node_loading(const struct node *node)
+{
+    return loader_busy(node->loader);
+}
+
 void node_census(const struct node *node, struct node_census *out)
 {
     *out = (struct node_census){.plan_count = 0};

@@ -71,6 +71,9 @@ bool node_left(const struct node *node);
 bool node_compute_step(struct node *node);
 bool node_load_step(struct node *node);
 
+/* As loader_busy(); from the loader thread. */
+bool node_loading(const struct node *node);
+
 /* What the node holds now, for tests that look for leaks; while no step runs. */
 struct node_census {
     uint32_t plan_count;   /* being closed included */
