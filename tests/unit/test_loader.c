@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include "node/model_folder.h"
-#include "node/residency.h"
 #include "pipeline/model.h"
 #include "proto/checksum.h"
 #include "tests/harness.h"
 #include "tests/support/model_writer.h"
+#include "tests/support/page_cache.h"
 #include "tests/support/temp_folder.h"
 
 enum { STEPS_MAX = 100000, ROWS = 5 };
@@ -559,6 +559,15 @@ static uint64_t check_intervals(const struct fixture *f, const struct span_list 
     return bytes;
 }
 
+/* All of a plan is in the page cache.  A page that the kernel moves at the moment, to make room for a
+ * large one, does not count as there. */
+static void check_resident(uint64_t bytes, const struct node_plan *plan)
+{
+    enum { MOVED_MAX = 16 * 4096 };
+    CHECK(bytes <= plan->bytes_total);
+    CHECK(bytes + MOVED_MAX >= plan->bytes_total);
+}
+
 static void a_loads_intervals_have_no_gaps(void)
 {
     struct fixture f;
@@ -571,8 +580,8 @@ static void a_loads_intervals_have_no_gaps(void)
     const struct node_plan *plan = f.node_plan;
     CHECK_EQ(bytes, plan->bytes_total);
     CHECK_EQ(plan->resident_unknown, 0);
-    CHECK_EQ(plan->resident_before, plan->bytes_total);
-    CHECK_EQ(plan->resident_after, plan->bytes_total);
+    check_resident(plan->resident_before, plan);
+    check_resident(plan->resident_after, plan);
     CHECK_EQ(plan->medium_bytes, 1000 * f.job.order_count); /* asked once more with each piece */
     CHECK(plan->mhz_before == 1234 && plan->mhz_after == 1234);
     end(&f);
@@ -596,7 +605,7 @@ static void the_wire_and_the_cache_are_told_apart(void)
     CHECK(load(&f));
     read_spans(&f, &list);
     CHECK_EQ(check_intervals(&f, &list, FL_SOURCE_SHARD_CACHE, true), f.node_plan->bytes_total);
-    CHECK_EQ(f.node_plan->resident_before, f.node_plan->bytes_total);
+    check_resident(f.node_plan->resident_before, f.node_plan);
     CHECK_EQ(f.node_plan->mhz_before, 0); /* no meter */
     end(&f);
 }
@@ -608,12 +617,9 @@ static void a_dropped_file_comes_from_the_disk(void)
     begin(&f, FROM_FILE, true);
     const int fd = open(f.path, O_RDWR | O_CLOEXEC);
     CHECK(fd >= 0);
-    CHECK_EQ(fsync(fd), 0);
-    CHECK_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    uint64_t left = 0;
-    CHECK(residency_measure(fd, 0, f.node_plan->bytes_total, &left));
+    const bool dropped = page_cache_drop(fd);
     close(fd);
-    if (left > 0) {
+    if (!dropped) {
         end(&f);
         TEST_SKIP("files here are in memory only");
     }
@@ -622,7 +628,7 @@ static void a_dropped_file_comes_from_the_disk(void)
     /* What tells the file from others is read first, and does not count. */
     CHECK_EQ(check_intervals(&f, &list, FL_SOURCE_DISK, false), f.node_plan->bytes_total);
     CHECK_EQ(f.node_plan->resident_before, 0);
-    CHECK_EQ(f.node_plan->resident_after, f.node_plan->bytes_total);
+    check_resident(f.node_plan->resident_after, f.node_plan);
     end(&f);
 }
 
