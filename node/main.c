@@ -353,11 +353,11 @@ static fl_status open_node(struct program *program)
     const struct node_options *options = &program->options;
     struct node_config config = {.clock = fl_clock_monotonic()};
     FL_TRY(fl_stop_signal_open(&program->signals));
-    FL_TRY(program->mpi ? open_mpi(program, &config) : open_pool(program, &config));
     program->affinity = cpu_affinity_for(options->threads);
     const struct device_host_config host = {
         .threads = options->threads, .affinity = &program->affinity, .isa = options->isa};
-    FL_TRY(device_host_open(&host, &program->device));
+    FL_TRY(device_host_open(&host, &program->device)); /* before what may wait for a network */
+    FL_TRY(program->mpi ? open_mpi(program, &config) : open_pool(program, &config));
     const struct shard_cache_config cache = {.folder = options->cache,
                                              .budget = options->cache_budget};
     FL_TRY(shard_cache_open(&cache, &program->cache));

@@ -35,7 +35,7 @@ WRONG = (
         ("--config {folder}/json.json", "json.json"), ("--config {folder}/value.json", "coordinator.chunk"))),
     *((NODE, arguments, word) for arguments, word in (
         ("", "--join"), ("word", "word"), ("--join x:1 --memory much", "--memory"), ("--join x:1 --threads 0", "--threads"),
-        ("--join x:1 --log loud", "--log"), ("--join x:1 --name a/b", "--name"), ("--join 127.0.0.1:1 --isa mmx", "mmx"),
+        ("--join x:1 --log loud", "--log"), ("--join x:1 --name a/b", "--name"), ("--join no-such-box.invalid:1 --isa mmx", "mmx"),
         ("--join x:1 --data-ports 5", "--data-ports"), ("--join nowhere", "nowhere"),
         ("--join 127.0.0.1:1 --listen nowhere", "nowhere"), ("--join 127.0.0.1:1 --listen 0.0.0.0:0", "key"),
         ("--config {folder}/none", "none"), ("--config {folder}/key.json", "contxt"),
