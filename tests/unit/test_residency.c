@@ -10,7 +10,7 @@
 #include "tests/support/page_cache.h"
 #include "tests/support/temp_folder.h"
 
-enum { SIZE = 1 << 20, PAGE = 4096, ODD = 1000 };
+enum { SIZE = 1 << 20, LARGE = 8 << 20, PAGE = 4096, ODD = 1000 };
 
 static struct temp_folder folder;
 
@@ -86,20 +86,20 @@ static void an_older_kernel_gives_an_estimate(void)
     int fd = make_file(SIZE);
     check_bytes(residency_estimate, fd, ODD, SIZE - ODD, SIZE - ODD); /* small ranges are exact */
     end(fd);
-    fd = make_file(8 * SIZE + ODD);
-    check_bytes(residency_estimate, fd, 0, 8 * SIZE + ODD, 8 * SIZE + ODD);
-    check_bytes(residency_estimate, fd, ODD, 8 * SIZE, 8 * SIZE);
+    fd = make_file(LARGE + ODD);
+    check_bytes(residency_estimate, fd, 0, LARGE + ODD, LARGE + ODD);
+    check_bytes(residency_estimate, fd, ODD, LARGE, LARGE);
     check_bytes(residency_estimate, fd, 0, 0, 0);
     if (!page_cache_drop(fd)) {
         end(fd);
         TEST_SKIP("files here are in memory only");
     }
-    check_bytes(residency_estimate, fd, 0, 8 * SIZE + ODD, 0);
+    check_bytes(residency_estimate, fd, 0, LARGE + ODD, 0);
     /* Half of it is read: the estimate is about that. */
     static char half[4 * SIZE];
     CHECK_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM), 0);
     CHECK_EQ(pread(fd, half, sizeof(half), 0), sizeof(half));
-    CHECK(residency_estimate(fd, 0, 8 * SIZE + ODD, &bytes));
+    CHECK(residency_estimate(fd, 0, LARGE + ODD, &bytes));
     CHECK(bytes > 3 * SIZE && bytes < 5 * SIZE);
     end(fd);
 }
