@@ -53,16 +53,34 @@ void model_shelf_close(struct model_shelf *folder)
     }
 }
 
+static bool five_digits(const char *text, unsigned *out)
+{
+    unsigned value = 0;
+    for (int i = 0; i < 5; i++) {
+        if (text[i] < '0' || text[i] > '9') {
+            return false;
+        }
+        value = 10 * value + (unsigned)(text[i] - '0');
+    }
+    *out = value;
+    return true;
+}
+
 /* Reads "-PPPPP-of-NNNNN" at the end of a name without suffix; false when it has none. */
 static bool split_part(const char *stem, size_t size, unsigned *out_part, unsigned *out_count)
 {
     if (size <= PART_SIZE) {
         return false;
     }
-    int used = 0;
+    unsigned part, count;
     const char *tail = stem + size - PART_SIZE;
-    return tail[0] == '-' && sscanf(tail, "-%5u-of-%5u%n", out_part, out_count, &used) == 2 &&
-           used == PART_SIZE;
+    if (tail[0] != '-' || !five_digits(tail + 1, &part) || memcmp(tail + 6, "-of-", 4) != 0 ||
+        !five_digits(tail + 10, &count)) {
+        return false;
+    }
+    *out_part = part;
+    *out_count = count;
+    return true;
 }
 
 static int64_t changed_ns(const struct stat *found)

@@ -21,6 +21,7 @@ static void free_slot(struct sequence_table *table, struct sequence *sequence)
 {
     table->block_used -= sequence->blocks;
     free(sequence->tokens);
+    sequence->tokens = NULL;
     *sequence = (struct sequence){0};
 }
 

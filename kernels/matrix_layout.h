@@ -109,20 +109,21 @@ static inline size_t layout_group_size(enum fl_dtype dtype, uint32_t columns)
 static inline struct layout_block layout_block_at(enum fl_dtype dtype, uint32_t block)
 {
     struct layout_block at = {0, 0, 0, 0, 0, 0};
+    const size_t at_unit = block % 8; /* of a K-quant's */
     if (dtype == FL_DTYPE_Q4_K || dtype == FL_DTYPE_Q5_K) {
         const size_t super = block / 8 * layout_unit_size(dtype);
         const size_t quants = LAYOUT_NIBBLES + (dtype == FL_DTYPE_Q5_K ? LAYOUT_BITS : 0);
         at.d = super + LAYOUT_K_D;
         at.m = super + LAYOUT_K_DMIN;
-        at.scales = super + LAYOUT_K_SCALES + block % 8 * LAYOUT_U8_SCALES;
-        at.mins = super + LAYOUT_K_MINS + block % 8 * LAYOUT_U8_SCALES;
-        at.quants = super + LAYOUT_K_QUANTS + block % 8 * quants;
+        at.scales = super + LAYOUT_K_SCALES + at_unit * LAYOUT_U8_SCALES;
+        at.mins = super + LAYOUT_K_MINS + at_unit * LAYOUT_U8_SCALES;
+        at.quants = super + LAYOUT_K_QUANTS + at_unit * quants;
         at.bits = at.quants + LAYOUT_NIBBLES;
     } else if (dtype == FL_DTYPE_Q6_K) {
         const size_t super = block / 8 * layout_unit_size(dtype);
         at.d = super + LAYOUT_6_D;
-        at.scales = super + LAYOUT_6_SCALES + block % 8 * (2 * LAYOUT_U8_SCALES);
-        at.quants = super + LAYOUT_6_QUANTS + block % 8 * (LAYOUT_NIBBLES + LAYOUT_PAIRS);
+        at.scales = super + LAYOUT_6_SCALES + at_unit * (2 * LAYOUT_U8_SCALES);
+        at.quants = super + LAYOUT_6_QUANTS + at_unit * (LAYOUT_NIBBLES + LAYOUT_PAIRS);
         at.bits = at.quants + LAYOUT_NIBBLES;
     } else {
         at.quants = block * layout_unit_size(dtype);

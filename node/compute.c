@@ -211,8 +211,7 @@ static fl_status rows_open(struct compute_plan *entry)
     /* One run's rows may be skipped where the ring ends, and a record fills at most half of it. */
     const size_t run = plan->chunk_rows * width + overhead;
     const size_t wanted = credit * (width + overhead) + run;
-    return mailbox_open(wanted > 2 * run + MAILBOX_OVERHEAD ? wanted
-                                                            : 2 * run + 2 * MAILBOX_OVERHEAD,
+    return mailbox_open(wanted > 2 * run + MAILBOX_OVERHEAD ? wanted : 2 * (run + MAILBOX_OVERHEAD),
                         &entry->rows);
 }
 

@@ -69,6 +69,7 @@ int main(int argc, char **argv)
     char *path = strdup(argv[1]);
     char *slash = path != NULL ? strrchr(path, '/') : NULL;
     if (slash == NULL) {
+        free(path);
         fputs("bench_loader: MODEL needs its folder, as in ./MODEL.gguf\n", stderr);
         return 2;
     }

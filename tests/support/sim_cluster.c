@@ -1,13 +1,11 @@
 #include "tests/support/sim_cluster.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cluster/transport_local.h"
@@ -673,7 +671,7 @@ static bool part_run(struct sim_cluster *sim, uint32_t part, uint64_t *next_ns)
 
 static bool round_run(struct sim_cluster *sim, bool everybody, uint64_t *next_ns)
 {
-    uint32_t order[PART_COUNT];
+    uint32_t order[PART_COUNT] = {0};
     const uint32_t count = 2 + sim->config.node_count * NODE_PART_COUNT;
     bool busy = false;
     for (uint32_t i = 0; i < count; i++) {
@@ -936,29 +934,6 @@ fl_status sim_open(const struct sim_config *config, struct sim_cluster **out)
     return open_parts(sim);
 }
 
-/* FOLDER/box1/MODEL/entry: three deep. */
-static void remove_tree(const char *path)
-{
-    DIR *folder = opendir(path);
-    for (const struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;) {
-        char below[2 * TEMP_PATH_MAX];
-        struct stat found;
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
-            continue;
-        }
-        snprintf(below, sizeof(below), "%s/%s", path, entry->d_name);
-        if (lstat(below, &found) == 0 && S_ISDIR(found.st_mode)) {
-            remove_tree(below);
-        } else {
-            (void)unlink(below);
-        }
-    }
-    if (folder != NULL) {
-        closedir(folder);
-    }
-    (void)rmdir(path);
-}
-
 void sim_close(struct sim_cluster *sim)
 {
     if (sim == NULL) {
@@ -969,7 +944,7 @@ void sim_close(struct sim_cluster *sim)
     }
     sim_kill_coordinator(sim);
     local_network_close(sim->network);
-    remove_tree(sim->caches.path);
+    temp_folder_remove(&sim->caches);
     free(sim->requests);
     free(sim);
 }

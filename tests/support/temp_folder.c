@@ -1,6 +1,6 @@
 #include "tests/support/temp_folder.h"
 
-#include <dirent.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,19 +22,19 @@ void temp_folder_make(struct temp_folder *folder)
     FL_ASSERT(mkdtemp(folder->path) != NULL);
 }
 
+static int remove_entry(const char *path, const struct stat *found, int kind, struct FTW *at)
+{
+    (void)found;
+    (void)kind;
+    (void)at;
+    (void)remove(path);
+    return 0;
+}
+
 void temp_folder_remove(struct temp_folder *folder)
 {
-    DIR *dir = opendir(folder->path);
-    FL_ASSERT(dir != NULL);
-    for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
-        char path[TEMP_PATH_MAX];
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
-            join(folder->path, entry->d_name, path);
-            (void)unlink(path);
-        }
-    }
-    closedir(dir);
-    (void)rmdir(folder->path);
+    enum { OPEN_MAX = 8 };
+    FL_ASSERT(nftw(folder->path, remove_entry, OPEN_MAX, FTW_DEPTH | FTW_PHYS) == 0);
 }
 
 void temp_folder_path(const struct temp_folder *folder, const char *name, char out[TEMP_PATH_MAX])

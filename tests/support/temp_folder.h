@@ -1,6 +1,6 @@
 /* temp_folder.h - a folder of its own for a test that writes files.
  *
- * Made below $TMPDIR or /tmp; remove() takes the files in it (no folders) along.
+ * Made below $TMPDIR or /tmp; remove() takes all that is in it along.
  */
 #ifndef TESTS_SUPPORT_TEMP_FOLDER_H
 #define TESTS_SUPPORT_TEMP_FOLDER_H

@@ -60,7 +60,7 @@ static void open_bench(enum bench_key key)
     bench = (struct bench){.now_ns = 1000};
     fl_pool_key_make(&bench.key);
     const struct client_server_config config = {
-        .clock = {bench_now, &bench},
+        .clock = {.now_ns = bench_now, .ctx = &bench},
         .key = key == WITH_KEY ? &bench.key : NULL,
         .events = {.ctx = &bench, .request = on_request, .gone = on_gone}};
     CHECK_EQ(client_server_open(&config, &bench.server), FL_OK);

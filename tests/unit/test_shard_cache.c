@@ -6,8 +6,8 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -66,27 +66,10 @@ static void begin(struct fixture *f)
     open_cache(f, budget_default);
 }
 
-static void remove_tree(const char *path)
-{
-    DIR *dir = opendir(path);
-    for (const struct dirent *file; dir != NULL && (file = readdir(dir)) != NULL;) {
-        char below[TEMP_PATH_MAX * 2];
-        snprintf(below, sizeof(below), "%s/%s", path, file->d_name);
-        if (strcmp(file->d_name, ".") != 0 && strcmp(file->d_name, "..") != 0 &&
-            unlink(below) != 0) {
-            remove_tree(below); /* the tree is three deep */
-        }
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    (void)rmdir(path);
-}
-
 static void end(struct fixture *f)
 {
     shard_cache_close(f->cache);
-    remove_tree(f->temp.path);
+    temp_folder_remove(&f->temp);
 }
 
 static bool write_piece(struct fixture *f, const struct fl_piece *piece)

@@ -543,7 +543,7 @@ static unsigned throw_at_all(const unsigned char *garbage, size_t size, int *fds
     for (int fd = 3; fd < 200 && count + 3 < room; fd++) {
         int listening = 0;
         socklen_t option = sizeof(listening);
-        struct sockaddr_in at;
+        struct sockaddr_in at = {.sin_family = AF_UNSPEC};
         socklen_t at_size = sizeof(at);
         if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &option) != 0 || !listening ||
             getsockname(fd, (struct sockaddr *)&at, &at_size) != 0 || at.sin_family != AF_INET) {
@@ -705,7 +705,9 @@ static unsigned listings;
 static unsigned hidden_first;
 static unsigned hidden_count;
 
-__attribute__((visibility("default"))) int getifaddrs(struct ifaddrs **out)
+__attribute__((visibility("default"))) int list_devices(struct ifaddrs **out) __asm__("getifaddrs");
+
+int list_devices(struct ifaddrs **out)
 {
     int (*real)(struct ifaddrs **);
     *(void **)(void *)&real = dlsym(RTLD_NEXT, "getifaddrs");
