@@ -122,7 +122,7 @@ static inline struct layout_block layout_block_at(enum fl_dtype dtype, uint32_t 
     } else if (dtype == FL_DTYPE_Q6_K) {
         const size_t super = block / 8 * layout_unit_size(dtype);
         at.d = super + LAYOUT_6_D;
-        at.scales = super + LAYOUT_6_SCALES + at_unit * (2 * LAYOUT_U8_SCALES);
+        at.scales = super + LAYOUT_6_SCALES + at_unit * 2 * LAYOUT_U8_SCALES;
         at.quants = super + LAYOUT_6_QUANTS + at_unit * (LAYOUT_NIBBLES + LAYOUT_PAIRS);
         at.bits = at.quants + LAYOUT_NIBBLES;
     } else {

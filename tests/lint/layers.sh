@@ -39,7 +39,7 @@ owner_of() {
     # The C library, Linux and the compiler; free for all.
     assert.h | ctype.h | errno.h | fenv.h | float.h | inttypes.h | limits.h | locale.h | math.h | \
     setjmp.h | signal.h | std*.h | string*.h | time.h | wchar.h | aio.h | dirent.h | dlfcn.h | \
-    endian.h | execinfo.h | fcntl.h | getopt.h | ifaddrs.h | netdb.h | poll.h | pthread.h | \
+    endian.h | execinfo.h | fcntl.h | ftw.h | getopt.h | ifaddrs.h | netdb.h | poll.h | pthread.h | \
     sched.h | semaphore.h | spawn.h | syslog.h | termios.h | unistd.h | *intrin.h | cpuid.h | \
     arm_*.h | arpa/* | linux/* | net/* | netinet/* | sys/*)
         echo '*' ;;

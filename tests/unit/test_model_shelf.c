@@ -29,10 +29,17 @@ static void put(const char *name, size_t size)
     temp_folder_put(&folder, name, bytes, size);
 }
 
-static const struct model_file *found(const char *name)
+static bool is_there(const char *name)
+{
+    const struct model_file *file;
+    return model_shelf_find(shelf, name, &file) == FL_OK;
+}
+
+static struct model_file found(const char *name)
 {
     const struct model_file *file = NULL;
-    return model_shelf_find(shelf, name, &file) == FL_OK ? file : NULL;
+    CHECK_EQ(model_shelf_find(shelf, name, &file), FL_OK);
+    return *file;
 }
 
 static void test_a_file_has_its_name_without_suffix(void)
@@ -59,10 +66,10 @@ static void test_a_split_model_is_one_with_the_size_of_its_parts(void)
     put("big-00003-of-00003.gguf", 30);
     CHECK_EQ(model_shelf_scan(shelf), FL_OK);
     CHECK_EQ(model_shelf_count(shelf), 1);
-    CHECK(found("big") != NULL);
-    CHECK_EQ(found("big")->size, 60);
-    CHECK(strstr(found("big")->path, "big-00001-of-00003.gguf") != NULL);
-    CHECK(found("big-00002-of-00003") == NULL);
+    const struct model_file big = found("big");
+    CHECK_EQ(big.size, 60);
+    CHECK(strstr(big.path, "big-00001-of-00003.gguf") != NULL);
+    CHECK(!is_there("big-00002-of-00003"));
     end();
 }
 
@@ -81,8 +88,7 @@ static void test_what_only_resembles_a_part_is_a_model_of_its_own(void)
     CHECK_EQ(model_shelf_scan(shelf), FL_OK);
     CHECK_EQ(model_shelf_count(shelf), COUNT);
     for (size_t i = 0; i < COUNT; i++) {
-        CHECK(found(names[i]) != NULL);
-        CHECK_EQ(found(names[i])->size, i);
+        CHECK_EQ(found(names[i]).size, i);
     }
     end();
 }
@@ -105,7 +111,7 @@ static void test_a_folder_may_come_and_go(void)
     CHECK_EQ(model_shelf_scan(shelf), FL_OK);
     CHECK_EQ(model_shelf_count(shelf), 0);
     put("small.gguf", 10);
-    CHECK(found("small") != NULL);
+    CHECK(is_there("small"));
     temp_folder_remove(&folder);
     CHECK_EQ(model_shelf_scan(shelf), FL_NOT_FOUND);
     CHECK(strstr(fl_last_error(), folder.path) != NULL);
