@@ -69,16 +69,38 @@ def the_interrupt_key_is_the_commands_to_answer():
         assert len(pids) == 3 and ended(int(pid) for pid in pids) and os.listdir(folder) == [], shown
 
 
-def a_signal_to_the_script_alone_ends_all():
-    for number in (signal.SIGTERM, signal.SIGHUP):
+def the_interrupt_key_ends_what_does_not_answer_it():
+    for command, status in (("exec sleep 100", 130), ("trap 'exit 4' INT; sleep 100", 4)):
         with tempfile.TemporaryDirectory() as folder:
-            with subprocess.Popen([LOCAL, "--models", folder, "--", "sh", "-c", "echo $FIRSTLIGHT_PIDS $$; exec sleep 100"],
-                                  env=environment(folder), stdout=subprocess.PIPE, text=True) as process:
-                pids = process.stdout.readline().split()
-                started = time.monotonic()
-                process.send_signal(number)
-                assert process.wait(60) == 128 + number and time.monotonic() - started < 30
-            assert len(pids) == 3 and ended(pids) and os.listdir(folder) == [], os.listdir(folder)
+            pid, terminal = pty.fork()
+            if pid == 0:
+                os.execve(LOCAL, [LOCAL, "--models", folder, "--", "bash", "-c", f"echo $FIRSTLIGHT_PIDS; {command}"],
+                          environment(folder))
+            with os.fdopen(terminal, "r+b", buffering=0) as screen:
+                pids = screen.readline().split()
+                time.sleep(0.2)  # bash sets its trap
+                screen.write(b"\x03")
+                ended_as = []
+                cluster.wait_until(lambda: ended_as.append(os.waitpid(pid, os.WNOHANG)) or ended_as[-1][0], 30, "local ends")
+            assert os.waitstatus_to_exitcode(ended_as[-1][1]) == status, (command, ended_as[-1])
+            assert len(pids) == 2 and ended(int(pid) for pid in pids) and os.listdir(folder) == [], os.listdir(folder)
+
+
+def check_signal(send, number):
+    with tempfile.TemporaryDirectory() as folder:
+        with subprocess.Popen([LOCAL, "--models", folder, "--", "sh", "-c", "echo $FIRSTLIGHT_PIDS $$; exec sleep 100"],
+                              env=environment(folder), stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+            pids = process.stdout.readline().split()
+            started = time.monotonic()
+            send(process.pid, number)
+            assert process.wait(60) == 128 + number and time.monotonic() - started < 30
+        assert len(pids) == 3 and ended(pids) and os.listdir(folder) == [], os.listdir(folder)
+
+
+def a_signal_ends_all():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        check_signal(os.kill, number)
+        check_signal(os.killpg, number)
 
 
 def an_interrupted_model_leaves_no_half():
@@ -106,4 +128,5 @@ def a_place_that_cannot_be_written_is_found_out_at_once():
 
 if __name__ == "__main__":
     cluster.main([a_place_that_cannot_be_written_is_found_out_at_once, the_status_is_the_commands_and_nothing_is_left,
-                  an_interrupted_model_leaves_no_half, the_interrupt_key_is_the_commands_to_answer, a_signal_to_the_script_alone_ends_all])
+                  an_interrupted_model_leaves_no_half, the_interrupt_key_is_the_commands_to_answer,
+                  the_interrupt_key_ends_what_does_not_answer_it, a_signal_ends_all])
