@@ -204,8 +204,8 @@ static void unload(struct coordinator *coordinator, struct request *request)
     }
     if (count > 0) {
         snprintf(text, sizeof(text),
-                 "model '%s' is answering %" PRIu32 " requests; unload it when they have ended",
-                 request->model_name, count);
+                 "model '%s' is in use by %" PRIu32 " request%s; unload it afterwards",
+                 request->model_name, count, count == 1 ? "" : "s");
         request_fail(coordinator, request, FL_BUSY, text, RETRY_MS);
         return;
     }

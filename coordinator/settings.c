@@ -47,7 +47,8 @@ static const char HELP[] =
     "  firstlight-coordinator --models /srv/models\n"
     "  firstlight-coordinator --listen 0.0.0.0:7412 --client-listen 0.0.0.0:7411 \\\n"
     "      --client-listen unix:/run/firstlight/sock --key-file pool.key\n"
-    "  mpirun -np 1 firstlight-coordinator --models /srv/models : -np 4 firstlight-node\n";
+    "  mpirun --bind-to none -np 1 firstlight-coordinator --models /srv/models : -np 4 "
+    "firstlight-node\n";
 
 enum flag {
     OPTION_MODELS = 256,

@@ -6,6 +6,9 @@
  * threads, would wait at each for a halted CPU to start and for a cold cache to
  * fill.  With fewer threads than CPUs there is a choice, and it stays the scheduler's.
  *
+ * The CPUs are those that the process may use when it starts; a mask that is given to its threads
+ * later (taskset -a) holds until the next load.
+ *
  * Thread:  any; a value that does not change.
  */
 #ifndef KERNELS_CPU_AFFINITY_H

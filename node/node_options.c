@@ -85,7 +85,8 @@ void node_options_help(void)
         "Examples\n"
         "  firstlight-node --join 127.0.0.1:7412 --models ~/models\n"
         "  firstlight-node --join box1.local:7412 --key-file pool.key --memory 12GiB\n"
-        "  mpirun -np 1 firstlight-coordinator --models ~/models : -np 3 firstlight-node\n");
+        "  mpirun --bind-to none -np 1 firstlight-coordinator --models ~/models \\\n"
+        "         : -np 3 firstlight-node\n");
 }
 
 static fl_status parse_size(const char *what, const char *text, uint64_t *out)

@@ -122,6 +122,9 @@ static fl_status take_turn(struct chat *chat, const char *text, size_t size)
     if (status != FL_OK) {
         chat->failed = true;
     }
+    if (interrupt_is_final()) {
+        return FL_CANCELLED;
+    }
     return status != FL_OK && fl_status_scope(status) == FL_SCOPE_LINK ? status : FL_OK;
 }
 
@@ -185,7 +188,7 @@ static fl_status take_line(struct chat *chat, char *line, size_t size)
     return take_turn(chat, line, size);
 }
 
-/* FL_END at the end of input. */
+/* FL_END at the end of input, FL_AGAIN after Ctrl-C at the prompt, FL_CANCELLED when it is over. */
 static fl_status read_line(const struct chat *chat, char **line, size_t *room, size_t *out_size)
 {
     if (chat->terminal) {
@@ -198,7 +201,10 @@ static fl_status read_line(const struct chat *chat, char **line, size_t *room, s
         *out_size = (size_t)size;
         return FL_OK;
     }
-    if (errno == EINTR && chat->terminal) {
+    if (errno == EINTR && (interrupt_is_final() || !chat->terminal)) {
+        return FL_CANCELLED;
+    }
+    if (errno == EINTR) {
         clearerr(stdin);
         interrupt_clear();
         fputs("\n(/exit or Ctrl-D leaves)\n", stdout);

@@ -4,15 +4,14 @@
 #include <stddef.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t seen; /* a signal handler has no other place to write to */
+static volatile sig_atomic_t seen; /* which one; a signal handler has no other place to write to */
 
 static void on_signal(int signal_number)
 {
-    (void)signal_number;
     if (seen != 0) {
         _exit(EXIT_INTERRUPTED);
     }
-    seen = 1;
+    seen = signal_number;
 }
 
 void interrupt_watch(void)
@@ -28,7 +27,14 @@ bool interrupt_seen(void)
     return seen != 0;
 }
 
+bool interrupt_is_final(void)
+{
+    return seen == SIGTERM;
+}
+
 void interrupt_clear(void)
 {
-    seen = 0;
+    if (!interrupt_is_final()) {
+        seen = 0;
+    }
 }

@@ -1,4 +1,5 @@
-/* interrupt.h - Ctrl-C: the first one asks, the second one ends the program.
+/* interrupt.h - Ctrl-C: the first one asks, the second one ends the program.  SIGTERM asks for more:
+ * to leave, whatever is going on.
  *
  * Thread:  the main thread.
  */
@@ -18,7 +19,10 @@ void interrupt_watch(void);
 
 bool interrupt_seen(void);
 
-/* Forget it: the next one is a first one again. */
+/* It was SIGTERM. */
+bool interrupt_is_final(void);
+
+/* Forget it, unless it was final: the next one is a first one again. */
 void interrupt_clear(void);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 """The firstlight tool against a scripted coordinator: output, exit status, Ctrl-C, errors."""
 import json
 import os
+import pty
 import resource
 import signal
 import stat
@@ -230,6 +231,37 @@ def test_cancel():
     check(status == 130 and time.monotonic() - began < 5, status, err)
 
 
+def test_chat_is_left():
+    """At its prompt: Ctrl-C is answered with a hint, SIGTERM ends it, from a pipe either does."""
+    coordinator = FakeCoordinator(pb, lambda c, r: None)
+    words = [TOOL, "chat", "--model", "m", "--addr", coordinator.address]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(TOOL, words, ENV)
+    with os.fdopen(terminal, "r+b", buffering=0) as screen:
+        shown = b""
+        for signal_number, word in ((None, b"> "), (signal.SIGINT, b"Ctrl-D leaves)\r\n> ")):
+            if signal_number:
+                os.kill(pid, signal_number)
+            while word not in shown:
+                shown += screen.read(4096)
+        os.kill(pid, signal.SIGTERM)
+        check(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130, shown)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        with subprocess.Popen(words, env=ENV, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            caught = 1 << (signal.SIGTERM - 1)
+            with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
+                deadline = time.monotonic() + 30
+                while time.monotonic() < deadline:
+                    status.seek(0)
+                    if int(next(line for line in status if line.startswith("SigCgt")).split()[1], 16) & caught:
+                        break
+                    time.sleep(0.02)
+            time.sleep(0.2)
+            process.send_signal(signal_number)
+            check(process.wait(30) == 130, signal_number)
+
+
 def test_tokenize():
     coordinator = FakeCoordinator(pb, lambda c, r: c.event(r, tokens=pb.Tokens(ids=[1, 0, 300])))
     words = ("tokenize", "--model", "m")
@@ -453,5 +485,5 @@ def test_keygen():
 
 threading.excepthook = lambda args: None  # a client that goes away is part of the cases
 pool.main([test_generate_json, test_generate_text, test_generate_request, test_errors, test_usage,
-           test_bad_servers, test_cancel, test_tokenize, test_queries,
+           test_bad_servers, test_cancel, test_chat_is_left, test_tokenize, test_queries,
            test_timeline, test_perfetto, test_full_disk, test_chat, test_keygen])
