@@ -17,7 +17,7 @@ import tty
 
 import pool
 
-STALL_S = 1800  # the longest step says nothing before its end
+STALL_S = 5400  # the longest step says nothing before its end
 POLL_S = 0.5
 MEMORY_MIB = 2048
 # Instructions of an emulated second: about what the emulator does in a real one, so that the
