@@ -249,15 +249,8 @@ def test_chat_is_left():
         check(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130, shown)
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         with subprocess.Popen(words, env=ENV, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            caught = 1 << (signal.SIGTERM - 1)
-            with open(f"/proc/{process.pid}/status", encoding="ascii") as status:
-                deadline = time.monotonic() + 30
-                while time.monotonic() < deadline:
-                    status.seek(0)
-                    if int(next(line for line in status if line.startswith("SigCgt")).split()[1], 16) & caught:
-                        break
-                    time.sleep(0.02)
-            time.sleep(0.2)
+            pool.wait_until(lambda: pool.signal_is("SigCgt", process.pid, signal.SIGTERM), 30, "the chat watches")
+            time.sleep(0.2)  # it reads
             process.send_signal(signal_number)
             check(process.wait(30) == 130, signal_number)
 

@@ -33,6 +33,14 @@ def local(folder, *arguments, **more):
                           timeout=120, check=False, **more)
 
 
+def on_a_terminal(folder, *arguments):
+    """The script's pid, and the terminal it runs on."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(LOCAL, [LOCAL, "--models", folder, *arguments], environment(folder))
+    return pid, os.fdopen(terminal, "r+b", buffering=0)
+
+
 def ended(pids):
     return all(not os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -49,10 +57,8 @@ def the_status_is_the_commands_and_nothing_is_left():
 
 def the_interrupt_key_is_the_commands_to_answer():
     with tempfile.TemporaryDirectory() as folder:
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.execve(LOCAL, [LOCAL, "--models", folder, "--nodes", "2", "--", sys.executable, "-c", PATIENT], environment(folder))
-        with os.fdopen(terminal, "r+b", buffering=0) as screen:
+        pid, screen = on_a_terminal(folder, "--nodes", "2", "--", sys.executable, "-c", PATIENT)
+        with screen:
             shown = b""
 
             def until(word):
@@ -72,11 +78,8 @@ def the_interrupt_key_is_the_commands_to_answer():
 def the_interrupt_key_ends_what_does_not_answer_it():
     for command, status in (("exec sleep 100", 130), ("trap 'exit 4' INT; sleep 100", 4)):
         with tempfile.TemporaryDirectory() as folder:
-            pid, terminal = pty.fork()
-            if pid == 0:
-                os.execve(LOCAL, [LOCAL, "--models", folder, "--", "bash", "-c", f"echo $FIRSTLIGHT_PIDS; {command}"],
-                          environment(folder))
-            with os.fdopen(terminal, "r+b", buffering=0) as screen:
+            pid, screen = on_a_terminal(folder, "--", "bash", "-c", f"echo $FIRSTLIGHT_PIDS; {command}")
+            with screen:
                 pids = screen.readline().split()
                 time.sleep(0.2)  # bash sets its trap
                 screen.write(b"\x03")

@@ -131,7 +131,7 @@ def stopped_while_it_starts():
         for line in lines:
             for number in range(4):
                 brief = pool.start(f"brief{number}", line)
-                cluster.wait_until(lambda: brief.blocks(signal.SIGTERM), 10, "main() begins")
+                cluster.wait_until(lambda: cluster.signal_is("SigBlk", brief.pid, signal.SIGTERM), 10, "main() begins")
                 time.sleep(number * 0.01)
                 assert brief.stop() == 0, (line[0], number, brief.popen.returncode, brief.log())
 

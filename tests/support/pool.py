@@ -70,6 +70,13 @@ def wait_until(condition, seconds, what):
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
+def signal_is(mask, pid, number):
+    """Whether a process has a signal in its mask "SigBlk" (it is blocked) or "SigCgt" (it has a handler)."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        bits = next(line for line in status if line.startswith(mask)).split()[1]
+    return bool(int(bits, 16) >> (number - 1) & 1)
+
+
 class Process:
     """One program with its log."""
 
@@ -105,12 +112,6 @@ class Process:
     def log(self):
         with open(self.log_path, encoding="utf-8", errors="replace") as log:
             return log.read()
-
-    def blocks(self, number):
-        """True once the program has blocked this signal."""
-        with open(f"/proc/{self.pid}/status", encoding="ascii") as status:
-            mask = next(line for line in status if line.startswith("SigBlk")).split()[1]
-        return bool(int(mask, 16) >> (number - 1) & 1)
 
     def memory(self):
         """Resident bytes now."""
